@@ -1,0 +1,1 @@
+"""The edge gateway: collects its cell's updates, merges them and passes versions down."""

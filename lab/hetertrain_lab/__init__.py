@@ -1,0 +1,1 @@
+"""A whole fleet on one machine: the demo, its example tasks and its report."""

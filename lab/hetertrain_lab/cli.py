@@ -1,0 +1,3 @@
+"""Commands of this part."""
+
+NEEDS: tuple[str, ...] = ()

@@ -1,0 +1,357 @@
+"""The state machine of a version: accept updates, cut, synchronise. Runs in the cloud; the simulator drives the same.
+
+::
+
+            updates in, or cut_seconds since the first            all or quorum flushed, or deadline
+    OPEN ------------------------------------------> cut -> OPEN        ^
+      |   sync_seconds since the last sync, or command                  |
+      +------------------------------------------> SYNCING -------------+--> cut, key-frame -> OPEN
+
+While SYNCING, updates are still accepted and nothing is cut: what arrives becomes part of the sync's version. Nobody
+is waited for without a deadline. The machine does no IO: each step returns a ``Ready`` that says what to persist, then
+what to send, then when to wake it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hetertrain.core.gate import Gate, Outcome, Seen, Verdict
+from hetertrain.core.members import Members
+from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
+from hetertrain.core.update import (
+    CONTRIBUTIONS_MAX,
+    Checkpoint,
+    Contribution,
+    Partial,
+    Update,
+    cut,
+    summarise,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSeen:
+    """A node or gateway is there; a gateway stands for ``num_active`` nodes of its cell."""
+
+    node: str
+    num_active: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MemberGone:
+    """A node or gateway said goodbye, or was silent for too long."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateArrived:
+    """A whole update of a node."""
+
+    update: Update
+
+
+@dataclass(frozen=True, slots=True)
+class PartialArrived:
+    """A whole partial of a gateway."""
+
+    node: str
+    seq: int
+    sync: int | None
+    partial: Partial
+
+
+@dataclass(frozen=True, slots=True)
+class FlushSettled:
+    """A node has nothing (more) to flush for this synchronisation."""
+
+    node: str
+    sync: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOrdered:
+    """An operator asks for a synchronisation now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = (
+    MemberSeen | MemberGone | UpdateArrived | PartialArrived | FlushSettled | SyncOrdered | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A model to announce: a new version, or the same one again as a synchronisation's key-frame."""
+
+    checkpoint: Checkpoint
+    sync: int | None
+    """The synchronisation that this model ends; it goes out as a key-frame."""
+    contributions: tuple[Contribution, ...]
+    """What the version was made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncNotice:
+    """Asks every node to flush and to hold, for at most ``deadline_seconds`` from its arrival."""
+
+    sync: int
+    deadline_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What the machine waits for: a stable code and a sentence."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CutRecord:
+    """The journal's mark that all accepted before it became ``version``."""
+
+    version: int
+
+
+Record = UpdateArrived | PartialArrived | CutRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What the driver must do after one step, in this order."""
+
+    persist: tuple[Record, ...] = ()
+    """Durable, in this order, before anything below is done."""
+    verdicts: tuple[Verdict, ...] = ()
+    notice: SyncNotice | None = None
+    release: Release | None = None
+    wake_at: float | None = None
+    """When to send a Tick; None: nothing is pending."""
+
+
+@dataclass(slots=True)
+class Aggregator:
+    """The open version of one job and the rules of its cut."""
+
+    gate: Gate
+    policy: SyncPolicy
+    weights: WeightPolicy
+    checkpoint: Checkpoint
+    statistics: dict[int, Statistics] = field(default_factory=dict)
+    """By version, for each version that an update may start from."""
+    mean_discount: float = 1.0
+    seen: Seen = field(default_factory=Seen)
+    last_sync: int = 0
+    members: Members = field(default_factory=Members)
+    open: Partial = field(default_factory=Partial)
+    _first_at: float | None = None
+    _sync_due_at: float | None = None
+    _sync_closes_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.statistics.setdefault(self.checkpoint.version, Statistics())
+
+    def handle(self, event: Event, now: float) -> Ready:
+        """Take one event at time ``now`` (seconds of any monotonic clock)."""
+        persist: list[Record] = []
+        verdicts: list[Verdict] = []
+        notice: SyncNotice | None = None
+        match event:
+            case MemberSeen(node, num_active):
+                self.members.seen(node, num_active)
+            case MemberGone(node):
+                self.members.gone(node)
+            case FlushSettled(node, sync):
+                self.members.flush(node, sync)
+            case UpdateArrived() | PartialArrived():
+                verdict = self._accept(event)
+                verdicts.append(verdict)
+                if verdict.outcome is Outcome.MERGED:
+                    persist.append(event)
+                    self._first_at = now if self._first_at is None else self._first_at
+            case SyncOrdered():
+                self._sync_due_at = now
+            case Tick():
+                pass
+        if self._sync_is_due(now):
+            notice = self._begin_sync(now)
+        release = self._close(now)
+        if release is not None and release.contributions:
+            persist.append(CutRecord(release.checkpoint.version))
+        return Ready(tuple(persist), tuple(verdicts), notice, release, self._wake_at())
+
+    def replay(self, record: Record) -> None:
+        """Repeat a persisted record after a restart; the sums and versions come out identical."""
+        match record:
+            case UpdateArrived() | PartialArrived():
+                self._accept(record)
+            case CutRecord(version):
+                self._cut()
+                assert self.checkpoint.version == version, "the journal repeats what happened"
+
+    def resume(self, now: float) -> None:
+        """Start the clocks after a replay."""
+        if self.open.contributions:
+            self._first_at = now
+
+    def _accept(self, event: UpdateArrived | PartialArrived) -> Verdict:
+        match event:
+            case UpdateArrived(update):
+                verdict = self._accept_update(update)
+                node, sync = update.node, update.sync
+            case PartialArrived(node, _, sync, _):
+                verdict = self._accept_partial(event)
+        self.members.flush(node, sync)
+        return verdict
+
+    def _accept_update(self, update: Update) -> Verdict:
+        examined = self.gate.examine(
+            update, self.checkpoint.version, self.statistics, self.seen
+        )
+        if isinstance(examined, Verdict):
+            return examined
+        if len(self.open.contributions) >= CONTRIBUTIONS_MAX:
+            return Verdict(update.node, update.seq, Outcome.REJECTED, "the open version is full")
+        self.open.add(update, examined, self.weights, self.statistics[update.base_version])
+        self.seen.add((update.node, update.seq))
+        return Verdict(update.node, update.seq, Outcome.MERGED)
+
+    def _accept_partial(self, event: PartialArrived) -> Verdict:
+        node, seq, partial = event.node, event.seq, event.partial
+        if (node, seq) in self.seen:
+            return Verdict(node, seq, Outcome.DUPLICATE)
+        refusal = self._refuse_partial(partial)
+        if refusal:
+            return Verdict(node, seq, Outcome.QUARANTINED, refusal)
+        known = tuple(sorted(key for key in partial.contributions if key in self.seen))
+        if known:
+            return Verdict(node, seq, Outcome.REJECTED, "contributions were merged before", known)
+        self.open.absorb(partial)
+        for key in partial.contributions:
+            self.seen.add(key)
+        self.seen.add((node, seq))
+        return Verdict(node, seq, Outcome.MERGED)
+
+    def _refuse_partial(self, partial: Partial) -> str:
+        """Return why a partial cannot be merged; empty where it can."""
+        bases = {item.base_version for item in partial.contributions.values()}
+        if not bases or bases != partial.groups.keys():
+            return "groups and contributions do not match"
+        if max(bases) > self.checkpoint.version:
+            return f"base version {max(bases)} is ahead of {self.checkpoint.version}"
+        if len(self.open.contributions) + len(partial.contributions) > CONTRIBUTIONS_MAX:
+            return "the open version is full"
+        for base, group in partial.groups.items():
+            mine = self.open.groups.get(base)
+            if group.sums.shape != (self.gate.size,):
+                return f"sums of {group.sums.shape} do not fit the layout"
+            if mine is not None and mine.unit != group.unit:
+                return f"unit {group.unit} of base version {base} is not {mine.unit}"
+        return ""
+
+    def _sync_is_due(self, now: float) -> bool:
+        if self.members.sync is not None:
+            return False
+        if self._sync_due_at is None and self.members.num_active and self.policy.sync_seconds:
+            self._sync_due_at = now + self.policy.sync_seconds
+        return self._sync_due_at is not None and now >= self._sync_due_at
+
+    def _begin_sync(self, now: float) -> SyncNotice:
+        self.last_sync += 1
+        self.members.begin_sync(self.last_sync)
+        self._sync_due_at = None
+        self._sync_closes_at = now + self.policy.sync_deadline_seconds
+        return SyncNotice(self.last_sync, self.policy.sync_deadline_seconds)
+
+    def _close(self, now: float) -> Release | None:
+        """Cut if it is time; end the synchronisation if it is over."""
+        if self.members.sync is not None:
+            assert self._sync_closes_at is not None, "every sync has a deadline"
+            is_over = self.members.share_flushed() >= self.policy.sync_quorum
+            if not is_over and now < self._sync_closes_at:
+                return None
+            sync = self.members.sync
+            self.members.end_sync()
+            self._sync_closes_at = None
+            if self.policy.sync_seconds:
+                self._sync_due_at = now + self.policy.sync_seconds
+            contributions = self._cut() if self.open.contributions else ()
+            return Release(self.checkpoint, sync, contributions)
+        if not self.open.contributions:
+            return None
+        assert self._first_at is not None, "an open version with updates has a deadline"
+        enough = len(self.open.nodes()) >= self.policy.nodes_for_cut(self.members.num_active)
+        if enough or now >= self._first_at + self.policy.cut_seconds:
+            contributions = self._cut()
+            return Release(self.checkpoint, None, contributions)
+        return None
+
+    def _cut(self) -> tuple[Contribution, ...]:
+        closed, version = self.open, self.checkpoint.version
+        self.checkpoint = cut(
+            self.checkpoint,
+            closed,
+            self.weights,
+            mean_discount=self.mean_discount,
+            max_lag=self.policy.max_lag,
+        )
+        frozen, self.mean_discount = summarise(
+            closed, self.weights, self.statistics[version], version, self.mean_discount
+        )
+        self.statistics[version + 1] = frozen
+        self.statistics.pop(version - self.policy.max_lag, None)
+        self.open = Partial()
+        self._first_at = None
+        return tuple(sorted(closed.contributions.values()))
+
+    def _wake_at(self) -> float | None:
+        if self._sync_closes_at is not None:
+            return self._sync_closes_at
+        times = [self._sync_due_at]
+        if self._first_at is not None:
+            times.append(self._first_at + self.policy.cut_seconds)
+        return min((time for time in times if time is not None), default=None)
+
+    def seconds_to_sync(self, now: float) -> float | None:
+        """Return the time left until the next synchronisation, or until the running one must end."""
+        at = self._sync_due_at if self._sync_closes_at is None else self._sync_closes_at
+        return None if at is None else max(0.0, at - now)
+
+    def waiting_for(self) -> Waiting:
+        """Say what the machine waits for, for people and programs."""
+        if self.members.sync is not None:
+            names = ", ".join(self.members.unflushed()) or "nobody"
+            return Waiting("flush", f"sync {self.members.sync}: flush of {names}")
+        if not self.members.num_active:
+            return Waiting("members", "no active node is connected")
+        need = self.policy.nodes_for_cut(self.members.num_active)
+        have = len(self.open.nodes())
+        return Waiting("updates", f"{need} nodes' updates needed, {have} present")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state beside the model at a cut, as plain data for the checkpoint's metadata."""
+        assert not self.open.contributions, "a snapshot is taken right after a cut"
+        return {
+            "statistics": {
+                str(v): [s.examples_cap, s.reference_steps, s.norm_median]
+                for v, s in self.statistics.items()
+            },
+            "mean_discount": self.mean_discount,
+            "seen": self.seen.to_plain(),
+            "last_sync": self.last_sync,
+        }
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Take back the state that ``snapshot`` returned beside this machine's checkpoint."""
+        self.statistics = {int(v): Statistics(*s) for v, s in snapshot["statistics"].items()}
+        self.mean_discount = float(snapshot["mean_discount"])
+        self.seen = Seen.from_plain(snapshot["seen"])
+        self.last_sync = int(snapshot["last_sync"])

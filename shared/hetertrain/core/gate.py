@@ -1,0 +1,140 @@
+"""Which updates may be merged: the admission gate, and the memory of what was merged already.
+
+The same gate stands wherever updates are merged, at a gateway and in the cloud. It returns a verdict with a reason for
+each update, good or bad; nothing that a node sends can raise past it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from hetertrain import codec
+from hetertrain.core.policy import Statistics
+from hetertrain.core.update import DELTA_MAX, Update
+from hetertrain.errors import PayloadError
+
+NORM_LIMIT_MEDIANS = 30.0
+"""A delta's norm may be this many times the running median (speeds differ by 10 and more, so do honest norms)."""
+EXAMPLES_MAX = 1 << 40
+STEPS_MAX = 1 << 32
+SEEN_PER_NODE = 256
+
+
+class Outcome(StrEnum):
+    """What became of an update or partial."""
+
+    MERGED = "merged"
+    DUPLICATE = "duplicate"
+    REJECTED = "rejected"
+    """Not merged, through no fault in it: too old, or of another model. The node may try again with new work."""
+    QUARANTINED = "quarantined"
+    """Not merged, because it is malformed or implausible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The application's acknowledgement of (node, seq)."""
+
+    node: str
+    seq: int
+    outcome: Outcome
+    reason: str = ""
+    known: tuple[tuple[str, int], ...] = ()
+    """For a refused partial: the contributions that were merged before."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """The (node, seq) pairs that were merged: per node a floor below which all count as seen, and those above."""
+
+    floors: dict[str, int] = field(default_factory=dict)
+    above: dict[str, set[int]] = field(default_factory=dict)
+
+    def __contains__(self, key: tuple[str, int]) -> bool:
+        node, seq = key
+        return seq <= self.floors.get(node, -1) or seq in self.above.get(node, ())
+
+    def add(self, key: tuple[str, int]) -> None:
+        """Remember one pair; the oldest beyond ``SEEN_PER_NODE`` sink below the floor."""
+        node, seq = key
+        above = self.above.setdefault(node, set())
+        above.add(seq)
+        if len(above) > SEEN_PER_NODE:
+            oldest = min(above)
+            above.remove(oldest)
+            self.floors[node] = oldest
+
+    def to_plain(self) -> dict[str, list[int]]:
+        """Return as plain data: per node the floor, then the seqs above it."""
+        return {
+            node: [self.floors.get(node, -1), *sorted(above)] for node, above in self.above.items()
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, list[int]]) -> Seen:
+        """Rebuild from ``to_plain``."""
+        return cls(
+            {node: values[0] for node, values in plain.items()},
+            {node: set(values[1:]) for node, values in plain.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Admits updates of one layout."""
+
+    layout: str
+    size: int
+    integer_size: int
+    max_lag: int
+
+    def examine(
+        self,
+        update: Update,
+        version: int,
+        statistics: Mapping[int, Statistics],
+        seen: Seen,
+    ) -> codec.Decoded | Verdict:
+        """Return the decoded delta of an admissible update, or the verdict that refuses it.
+
+        ``version`` is the current one; ``statistics`` are those of the versions that an update may start from.
+        """
+        refusal = self._refuse_header(update, version, statistics, seen)
+        if refusal is not None:
+            return Verdict(update.node, update.seq, *refusal)
+        try:
+            delta = codec.parse(update.payload, self.size)
+        except PayloadError as error:
+            return Verdict(update.node, update.seq, Outcome.QUARANTINED, f"payload: {error}")
+        reason = _implausible(delta, statistics[update.base_version])
+        if reason:
+            return Verdict(update.node, update.seq, Outcome.QUARANTINED, reason)
+        return delta
+
+    def _refuse_header(
+        self, update: Update, version: int, statistics: Mapping[int, Statistics], seen: Seen
+    ) -> tuple[Outcome, str] | None:
+        if (update.node, update.seq) in seen:
+            return Outcome.DUPLICATE, ""
+        if update.layout != self.layout or len(update.integers) != self.integer_size:
+            return Outcome.REJECTED, f"layout {update.layout} is not the job's {self.layout}"
+        if not 0 < update.examples <= EXAMPLES_MAX or not 0 < update.steps <= STEPS_MAX:
+            return Outcome.QUARANTINED, "examples and steps must be positive and plausible"
+        if update.base_version > version:
+            return Outcome.REJECTED, f"base version {update.base_version} is ahead of {version}"
+        if version - update.base_version > self.max_lag or update.base_version not in statistics:
+            return Outcome.REJECTED, f"lag {version - update.base_version} is over {self.max_lag}"
+        return None
+
+
+def _implausible(delta: codec.Decoded, statistics: Statistics) -> str:
+    peak = delta.peak()
+    if not peak <= DELTA_MAX:
+        return f"a delta of {peak:g} is over {DELTA_MAX:g}, or not finite"
+    limit = NORM_LIMIT_MEDIANS * statistics.norm_median
+    norm = delta.norm()
+    if limit > 0 and not norm <= limit:
+        return f"norm {norm:g} is over {NORM_LIMIT_MEDIANS:g} times the median {statistics.norm_median:g}"
+    return ""

@@ -1,0 +1,145 @@
+"""When to cut and sync, what an update is worth, how a node paces itself.
+
+One machine serves all synchronisation schemes; a scheme is a preset of these numbers. ``sap`` is Heter-Train's
+own (semi-asynchronous with global interval synchronisation, after Geng et al. 2024); ``fedavg`` (McMahan et al.
+2017), ``fedbuff`` (Nguyen et al. 2022) and ``fedasync`` (Xie et al. 2019) run on the same code, so they compare fairly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+STEP_FACTOR_MAX = 4.0
+"""How far step normalisation may raise or lower an update's weight."""
+
+EXAMPLES_CAP_FIRST = 1 << 16
+"""The cap on examples before the first cut has shown what is usual."""
+
+FACTOR_GRID = 1 << 20
+"""Factors from ``pow`` are rounded to this grid: libm differs in the last bit between machines, the sums must not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncPolicy:
+    """When the aggregator cuts and syncs, and how a node paces its updates."""
+
+    name: str = "sap"
+    cut_fraction: float = 0.25
+    """A cut needs updates from this share of the active nodes (at least one)."""
+    cut_seconds: float = 2.0
+    """A cut comes at the latest this long after the first update of a version."""
+    sync_seconds: float | None = 10.0
+    """Time between global synchronisations; None: never."""
+    sync_deadline_seconds: float = 3.0
+    """How long a sync waits for flushes, and a node for the sync's checkpoint."""
+    sync_quorum: float = 1.0
+    """The share of active nodes whose flush closes a sync before its deadline."""
+    flush_factor: float = 4.0
+    """The byte budget of a flush, as a multiple of an ordinary update's."""
+    max_lag: int = 64
+    """Updates of a larger lag are refused; their node puts them back into its unsent progress."""
+    late_damping: float = 0.5
+    """What a node keeps of a delta that was refused as too old."""
+    pace_seconds: float | None = 1.0
+    """A node publishes this long after its last update, if its link is free."""
+    pace_steps: int | None = None
+    """A node publishes after so many local steps (instead of ``pace_seconds``)."""
+    hold_after_update: bool = False
+    """A node waits for the next version after each update (synchronous schemes)."""
+    is_dense: bool = False
+    """Updates and versions travel as float32, whatever the tier (uncompressed baselines)."""
+    budget_share: float = 0.5
+    """The share of a link's time that updates may take."""
+
+    def __post_init__(self) -> None:
+        if (self.pace_seconds is None) == (self.pace_steps is None):
+            raise ValueError("a policy needs exactly one of pace_seconds and pace_steps")
+        if not 0 < self.cut_fraction <= 1 or not 0 < self.sync_quorum <= 1:
+            raise ValueError("cut_fraction and sync_quorum are shares in (0, 1]")
+        if self.max_lag < 0 or self.cut_seconds <= 0 or self.sync_deadline_seconds <= 0:
+            raise ValueError("max_lag, cut_seconds and sync_deadline_seconds cannot be negative")
+
+    def nodes_for_cut(self, num_active: int) -> int:
+        """Return how many nodes must have reported before a cut."""
+        return max(1, ceil(num_active * self.cut_fraction))
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What is usual in the fleet, frozen at a cut, so that a weight never depends on the order of arrival.
+
+    Travels in the manifest; an update is weighed by the statistics of its *base version*, everywhere alike.
+    """
+
+    examples_cap: int = EXAMPLES_CAP_FIRST
+    reference_steps: float = 0.0
+    """The running median of local steps per update; 0 while unknown."""
+    norm_median: float = 0.0
+    """The running median of the deltas' L2 norm; 0 while unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightPolicy:
+    """What an update is worth: ``examples · (reference_steps / steps)^β · s(lag)``, each factor bounded."""
+
+    lag_exponent: float = 0.5
+    """a in s(lag) = (1 + lag)^-a, as in FedAsync and FedBuff."""
+    step_exponent: float = 1.0
+    """β of step normalisation (FedNova, Wang et al. 2020): 0 trusts long updates more, 1 all alike."""
+    examples_cap_medians: float = 4.0
+    """No node counts for more than this many times the fleet's median of examples."""
+    server_rate: float = 1.0
+    """η: how far a cut moves the checkpoint along the weighted mean."""
+
+    def weight(self, examples: int, steps: int, statistics: Statistics) -> float:
+        """Weigh an update as a share of ``unit``, in (0, 1]; the lag's discount comes at the cut."""
+        capped = min(examples, statistics.examples_cap) / statistics.examples_cap
+        factor = 1.0
+        if statistics.reference_steps > 0:
+            raw = (statistics.reference_steps / steps) ** self.step_exponent
+            factor = min(max(_on_grid(raw), 1 / STEP_FACTOR_MAX), STEP_FACTOR_MAX)
+        return capped * factor / STEP_FACTOR_MAX
+
+    def unit(self, statistics: Statistics) -> float:
+        """Return how many examples a weight of 1 stands for."""
+        return statistics.examples_cap * STEP_FACTOR_MAX
+
+    def discount(self, lag: int) -> float:
+        """Return s(lag) before it is normalised by its running mean."""
+        return _on_grid((1.0 + lag) ** -self.lag_exponent)
+
+
+def _on_grid(factor: float) -> float:
+    return max(round(factor * FACTOR_GRID), 1) / FACTOR_GRID
+
+
+_SAP = SyncPolicy()
+_NEVER_SYNC = replace(_SAP, sync_seconds=None)
+
+SYNC_PRESETS: dict[str, SyncPolicy] = {
+    "sap": _SAP,
+    "fedavg": replace(
+        _NEVER_SYNC,
+        name="fedavg",
+        cut_fraction=1.0,
+        cut_seconds=60.0,
+        pace_seconds=None,
+        pace_steps=20,
+        hold_after_update=True,
+        is_dense=True,
+    ),
+    "fedbuff": replace(_NEVER_SYNC, name="fedbuff", pace_seconds=None, pace_steps=20, is_dense=True),
+    "fedasync": replace(
+        _NEVER_SYNC, name="fedasync", cut_fraction=1e-9, pace_seconds=None, pace_steps=20, is_dense=True
+    ),
+}
+"""The synchronisation schemes by name."""
+
+WEIGHT_PRESETS: dict[str, WeightPolicy] = {
+    "sap": WeightPolicy(),
+    "fedavg": WeightPolicy(step_exponent=0.0),
+    "fedbuff": WeightPolicy(step_exponent=0.0),
+    "fedasync": WeightPolicy(step_exponent=0.0, server_rate=0.6),
+}
+"""The weights that go with each scheme."""

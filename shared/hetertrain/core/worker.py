@@ -1,0 +1,281 @@
+"""The state machine of a training node: train, publish, rebase, flush and hold. It never trains or sends itself.
+
+::
+
+    JOINING --model--> TRAINING --pace reached, link free--> publish, TRAINING     (semi-asynchronous)
+                          |   ^                          \\-> publish, HOLDING      (hold_after_update)
+             sync notice  |   |  the sync's model, the next version, or the deadline
+                          v   |
+                       FLUSHING --flush published, or nothing to flush--> HOLDING
+
+Error feedback needs no vector of its own: the reference moves by what was *decoded*, so what a codec left out stays in
+``local - reference`` and goes with the next delta (Seide et al. 2014; Karimireddy et al. 2019). When a version
+arrives the node rebases at its next step boundary, ``local = model + (local - reference)``: unsent progress survives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from hetertrain import codec
+from hetertrain.core.aggregator import SyncNotice, Tick, Waiting
+from hetertrain.core.gate import Outcome, Verdict
+from hetertrain.core.layout import Integers, Vector
+from hetertrain.core.policy import SyncPolicy
+from hetertrain.core.tiers import Tier
+from hetertrain.core.update import Update
+
+SLICE_SECONDS = 0.25
+"""How much training is ordered at a time; a step boundary is at most one step away in any case."""
+
+
+class State(StrEnum):
+    """What a worker is doing."""
+
+    JOINING = "joining"
+    TRAINING = "training"
+    FLUSHING = "flushing"
+    HOLDING = "holding"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelArrived:
+    """A version as this node's tier holds it."""
+
+    version: int
+    vector: Vector
+    integers: Integers
+    sync: int | None
+    """The synchronisation that this model ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The trainer stopped at a step boundary, after ``steps`` steps; it owns ``local`` no longer."""
+
+    local: Vector
+    integers: Integers
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettled:
+    """The aggregator's verdict on the update in flight; ``payload`` is what was sent."""
+
+    verdict: Verdict
+    payload: bytes
+
+
+Event = ModelArrived | Trained | UpdateSettled | SyncNotice | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOrder:
+    """Train up to ``steps`` steps; from ``start`` where given, else go on from where the trainer stands."""
+
+    steps: int
+    start: tuple[Vector, Integers] | None
+    is_fresh: bool
+    """Reset the local optimiser's momentum (after a synchronisation)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What the driver must do after one step, in this order."""
+
+    publish: Update | None = None
+    """Durable in the outbox, then sent."""
+    flushed: int | None = None
+    """Nothing to flush for this synchronisation: tell the aggregator."""
+    train: TrainOrder | None = None
+    interrupt: bool = False
+    """Ask the trainer to stop at its next step boundary."""
+    wake_at: float | None = None
+
+
+@dataclass(slots=True)
+class Worker:
+    """One node's training of one job."""
+
+    node: str
+    policy: SyncPolicy
+    tier: Tier
+    examples: int
+    layout: str
+    next_seq: int
+    is_in_flight: bool = False
+    """An update waits for its verdict; progress gathers in ``local - reference`` meanwhile."""
+    state: State = State.JOINING
+    version: int = -1
+    num_updates: int = 0
+    num_steps: int = 0
+    _reference: Vector = field(default_factory=lambda: np.empty(0, np.float32))
+    _local: Vector = field(default_factory=lambda: np.empty(0, np.float32))
+    _integers: Integers = field(default_factory=lambda: np.empty(0, np.int64))
+    _pending: ModelArrived | None = None
+    _is_training: bool = False
+    _is_interrupted: bool = False
+    _must_restart: bool = False
+    _is_fresh: bool = False
+    _steps_unsent: int = 0
+    _published_at: float = 0.0
+    _step_seconds: float = SLICE_SECONDS
+    _sync: int | None = None
+    _hold_until: float | None = None
+
+    def handle(self, event: Event, now: float) -> Ready:
+        """Take one event at time ``now`` (seconds of any monotonic clock)."""
+        match event:
+            case ModelArrived():
+                self._pending = event
+            case Trained():
+                self._take_progress(event)
+            case UpdateSettled(verdict, payload):
+                self._settle(verdict, payload)
+            case SyncNotice(sync, deadline_seconds):
+                self._sync = sync
+                self._hold_until = now + deadline_seconds
+                if self.state is not State.JOINING:
+                    self.state = State.FLUSHING
+            case Tick():
+                pass
+        if self._is_training:
+            interrupt = not self._is_interrupted and self._should_interrupt(now)
+            self._is_interrupted = self._is_interrupted or interrupt
+            return Ready(interrupt=interrupt, wake_at=self._hold_until)
+        return self._at_boundary(now)
+
+    def _should_interrupt(self, now: float) -> bool:
+        return self._pending is not None or self.state is State.FLUSHING or self._is_due(now)
+
+    def _take_progress(self, event: Trained) -> None:
+        self._is_training = self._is_interrupted = False
+        self._local = event.local
+        self._integers = event.integers
+        self._steps_unsent += event.steps
+        self.num_steps += event.steps
+        if event.steps:
+            self._step_seconds = event.seconds / event.steps
+
+    def _settle(self, verdict: Verdict, payload: bytes) -> None:
+        """End the flight; a delta refused as too old returns, damped, to the unsent progress."""
+        self.is_in_flight = False
+        if verdict.outcome is Outcome.REJECTED and self._reference.size:
+            refused = codec.decode(payload, self._reference.size)
+            self._reference = self._reference - np.float32(self.policy.late_damping) * refused
+            self._steps_unsent = max(self._steps_unsent, 1)
+
+    def _at_boundary(self, now: float) -> Ready:
+        """Decide what to do between two steps."""
+        if self.state is State.JOINING and self._pending is None:
+            return Ready(wake_at=self._hold_until)
+        publish: Update | None = None
+        flushed: int | None = None
+        if self.state is State.FLUSHING and not self.is_in_flight:
+            publish = self._publish(now, self.policy.flush_factor, self._sync)
+            flushed = self._sync if publish is None else None
+            self.state = State.HOLDING
+        elif self.state is State.TRAINING and not self.is_in_flight and self._is_due(now):
+            publish = self._publish(now, 1.0, None)
+            if self.policy.hold_after_update:
+                self.state = State.HOLDING
+        self._rebase()
+        if self.state in (State.HOLDING, State.FLUSHING) and self._is_hold_over(now):
+            self._resume()
+        train = self._train() if self.state is State.TRAINING else None
+        return Ready(publish, flushed, train, False, self._hold_until)
+
+    def _rebase(self) -> None:
+        """Move onto the pending model, carrying the unsent progress."""
+        model, self._pending = self._pending, None
+        if model is None:
+            return
+        ends_hold = self._sync is None or model.sync == self._sync
+        if self.state is State.JOINING or self._local.size == 0:
+            self._local = model.vector.copy()
+        else:
+            self._local = model.vector + (self._local - self._reference)
+        self._reference = model.vector
+        is_first = self._integers.shape != model.integers.shape
+        self._integers = model.integers if is_first else np.maximum(model.integers, self._integers)
+        self.version = model.version
+        self._must_restart = True
+        self._is_fresh = self._is_fresh or model.sync is not None
+        if self.state is State.JOINING or (self.state is State.HOLDING and ends_hold):
+            self._resume()
+
+    def _resume(self) -> None:
+        self.state = State.TRAINING
+        self._sync = None
+        self._hold_until = None
+
+    def _is_hold_over(self, now: float) -> bool:
+        return self._hold_until is not None and now >= self._hold_until
+
+    def _is_due(self, now: float) -> bool:
+        if self._steps_unsent == 0 or self.is_in_flight:
+            return False
+        if self.policy.pace_steps is not None:
+            return self._steps_unsent >= self.policy.pace_steps
+        assert self.policy.pace_seconds is not None, "a policy has one pace"
+        return now >= self._published_at + self.policy.pace_seconds
+
+    def _publish(self, now: float, factor: float, sync: int | None) -> Update | None:
+        """Encode the unsent progress to the tier's byte budget; None where there is none."""
+        if self._steps_unsent == 0:
+            return None
+        encoded = codec.encode(self._local - self._reference, self._budget_bytes(now, factor))
+        self._reference = self._reference + encoded.decoded
+        update = Update(
+            node=self.node,
+            seq=self.next_seq,
+            base_version=self.version,
+            examples=self.examples,
+            steps=self._steps_unsent,
+            layout=self.layout,
+            sync=sync,
+            integers=tuple(int(value) for value in self._integers),
+            payload=encoded.payload,
+        )
+        self.next_seq += 1
+        self.num_updates += 1
+        self.is_in_flight = True
+        self._steps_unsent = 0
+        self._published_at = now
+        return update
+
+    def _budget_bytes(self, now: float, factor: float) -> int | None:
+        if self.policy.is_dense:
+            return None
+        pace = self.policy.pace_seconds or 1.0
+        seconds = min(max(now - self._published_at, pace), 4 * pace)
+        budget = self.tier.budget_bytes(seconds * factor, self.policy.budget_share)
+        return max(budget, codec.MINIMUM_BUDGET_BYTES)
+
+    def _train(self) -> TrainOrder:
+        steps = max(1, round(SLICE_SECONDS / max(self._step_seconds, 1e-6)))
+        if self.policy.pace_steps is not None:
+            steps = max(1, min(steps, self.policy.pace_steps - self._steps_unsent))
+        start = (self._local, self._integers) if self._must_restart else None
+        order = TrainOrder(steps, start, self._is_fresh)
+        self._must_restart = self._is_fresh = False
+        self._is_training = True
+        return order
+
+    def waiting_for(self) -> Waiting:
+        """Say what the node does or waits for, for people and programs."""
+        match self.state:
+            case State.JOINING:
+                return Waiting("model", "the first model")
+            case State.TRAINING:
+                return Waiting("nothing", f"trains on version {self.version}")
+            case State.FLUSHING:
+                return Waiting("flush", f"sync {self._sync}: the flush of its progress")
+            case State.HOLDING if self._sync is not None:
+                return Waiting("sync", f"sync {self._sync}: the synchronisation's model")
+            case _:
+                return Waiting("version", f"the version after {self.version}")

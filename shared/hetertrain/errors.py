@@ -1,0 +1,75 @@
+"""Every deliberate error, each with a stable code for logs, metrics, exit codes and API.
+
+A message says what was expected, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HetertrainError(Exception):
+    """Root of all deliberate errors."""
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+
+class SettingsError(HetertrainError):
+    """A setting is missing or wrong; the message names flag, variable and file key."""
+
+    code = "settings_invalid"
+    exit_code = 2
+
+
+class TaskError(HetertrainError):
+    """The user's task cannot be loaded or broke its contract."""
+
+    code = "task_invalid"
+    exit_code = 3
+
+
+class LayoutError(HetertrainError):
+    """Tensors do not fit the job's parameter layout."""
+
+    code = "layout_mismatch"
+    exit_code = 4
+
+
+class PayloadError(HetertrainError):
+    """A codec payload is malformed, truncated, oversized or hostile."""
+
+    code = "payload_invalid"
+    exit_code = 5
+
+
+class FrameError(HetertrainError):
+    """A frame is damaged, foreign, oversized or not of the protocol; ``reason`` labels the counter."""
+
+    code = "frame_invalid"
+    exit_code = 6
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+
+
+class TransportError(HetertrainError):
+    """The broker cannot be reached, or refused us; the message says which and what to check."""
+
+    code = "transport_failed"
+    exit_code = 7
+
+
+class StoreError(HetertrainError):
+    """A durable store (outbox, inbox, checkpoints) cannot be read or written."""
+
+    code = "store_failed"
+    exit_code = 8
+
+
+class TrainError(HetertrainError):
+    """A local training step failed."""
+
+    code = "train_failed"
+    exit_code = 9

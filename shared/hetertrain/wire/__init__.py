@@ -1,0 +1,1 @@
+"""What travels between nodes: messages, contents, transfers, and both ends of the conversation. Pure, without IO."""

@@ -1,0 +1,183 @@
+"""Updates, partials and models as bytes: what transfers carry, outboxes keep and journals repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from hetertrain.core.gate import Outcome, Verdict
+from hetertrain.core.layout import Integers
+from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
+from hetertrain.core.update import Contribution, Group, Partial, Update
+from hetertrain.errors import FrameError
+from hetertrain.wire.frames import (
+    Message,
+    ModelContent,
+    PartialContent,
+    UpdateContent,
+    VerdictMessage,
+    pack,
+    unpack,
+)
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class JobTerms:
+    """What a node must know of a job to work on it; comes with every model."""
+
+    layout: str
+    policy: SyncPolicy
+    weights: WeightPolicy
+    statistics: dict[int, Statistics]
+
+
+def unpack_as(message_class: type[M], frame: bytes | memoryview) -> tuple[M, memoryview]:
+    """Unpack a frame that must carry a ``message_class``.
+
+    Raises:
+        FrameError: it is damaged, or carries something else (reason ``content``).
+    """
+    message, payload = unpack(frame)
+    if not isinstance(message, message_class):
+        raise FrameError("content", f"{type(message).__name__} where {message_class.__name__} was due")
+    return message, payload
+
+
+def pack_update(update: Update) -> bytes:
+    """Put an update into one frame."""
+    head = UpdateContent(
+        node=update.node,
+        seq=update.seq,
+        base_version=update.base_version,
+        examples=update.examples,
+        steps=update.steps,
+        layout=update.layout,
+        sync=update.sync,
+        integers=update.integers,
+    )
+    return pack(head, update.payload)
+
+
+def unpack_update(frame: bytes | memoryview) -> Update:
+    """Take an update out of its frame.
+
+    Raises:
+        FrameError: the frame is damaged or carries something else.
+    """
+    head, payload = unpack_as(UpdateContent, frame)
+    return Update(
+        node=head.node,
+        seq=head.seq,
+        base_version=head.base_version,
+        examples=head.examples,
+        steps=head.steps,
+        layout=head.layout,
+        sync=head.sync,
+        integers=head.integers,
+        payload=bytes(payload),
+    )
+
+
+def pack_partial(node: str, seq: int, sync: int | None, partial: Partial) -> bytes:
+    """Put a gateway's partial into one frame."""
+    groups = sorted(partial.groups.items())
+    head = PartialContent(
+        node=node,
+        seq=seq,
+        sync=sync,
+        groups=tuple((version, group.unit) for version, group in groups),
+        integers=_plain(partial.integers),
+        contributions=tuple(
+            (c.node, c.seq, c.base_version, c.examples, c.mass, c.steps, c.norm)
+            for c in sorted(partial.contributions.values())
+        ),
+    )
+    return pack(head, b"".join(group.sums.astype("<i8").tobytes() for _, group in groups))
+
+
+def unpack_partial(frame: bytes | memoryview) -> tuple[PartialContent, Partial]:
+    """Take a partial out of its frame.
+
+    Raises:
+        FrameError: the frame is damaged, or its sums do not match its head.
+    """
+    head, payload = unpack_as(PartialContent, frame)
+    num_groups = len(head.groups)
+    if num_groups == 0 or len(payload) % (8 * num_groups):
+        raise FrameError("content", f"{len(payload)} bytes of sums for {num_groups} groups")
+    sums = np.frombuffer(payload, "<i8").astype(np.int64).reshape(num_groups, -1)
+    items = [Contribution(*fields) for fields in head.contributions]
+    if any(not 0 < item.mass <= item.examples or item.steps < 1 for item in items):
+        raise FrameError("content", "a contribution without mass, examples or steps")
+    partial = Partial(
+        {version: Group(unit, sums[i]) for i, (version, unit) in enumerate(head.groups)},
+        np.asarray(head.integers, np.int64),
+        {(item.node, item.seq): item for item in items},
+    )
+    if len(partial.groups) != num_groups or len(partial.contributions) != len(items):
+        raise FrameError("content", "a group or contribution is there twice")
+    return head, partial
+
+
+def model_head(
+    *,
+    version: int,
+    sync: int | None,
+    base: str,
+    model: str,
+    integers: Integers,
+    terms: JobTerms,
+) -> ModelContent:
+    """Write the head of a model from the core's types."""
+    return ModelContent(
+        version=version,
+        sync=sync,
+        base=base,
+        model=model,
+        layout=terms.layout,
+        integers=_plain(integers),
+        policy=terms.policy,
+        weights=terms.weights,
+        statistics=tuple(
+            (v, s.examples_cap, s.reference_steps, s.norm_median)
+            for v, s in sorted(terms.statistics.items())
+        ),
+    )
+
+
+def model_terms(head: ModelContent) -> JobTerms:
+    """Read the job's terms from the head of a model."""
+    statistics = {version: Statistics(*values) for version, *values in head.statistics}
+    return JobTerms(head.layout, head.policy, head.weights, statistics)
+
+
+def verdict_message(verdict: Verdict) -> VerdictMessage:
+    """Write a verdict as a message; a long reason is cut short."""
+    return VerdictMessage(
+        node=verdict.node,
+        seq=verdict.seq,
+        outcome=str(verdict.outcome),
+        reason=verdict.reason[:500],
+        known=verdict.known,
+    )
+
+
+def read_verdict(message: VerdictMessage) -> Verdict:
+    """Read a verdict from its message.
+
+    Raises:
+        FrameError: the outcome is unknown.
+    """
+    try:
+        outcome = Outcome(message.outcome)
+    except ValueError as error:
+        raise FrameError("content", f"unknown outcome {message.outcome!r}") from error
+    return Verdict(message.node, message.seq, outcome, message.reason, message.known)
+
+
+def _plain(integers: Integers | None) -> tuple[int, ...]:
+    return () if integers is None else tuple(int(value) for value in integers)

@@ -1,0 +1,325 @@
+"""The messages, and the one frame that carries each of them: versioned, validated, limited in size.
+
+::
+
+    offset  0  2        3     4              8               12        20
+            HT version  kind  header bytes   payload bytes   digest    header (msgpack), payload (raw)
+
+The digest (BLAKE2b, 8 bytes) covers all the rest, the frame's head included. The header is msgpack; the payload stays
+raw, because msgpack copies binaries. A stranger's frame is refused by ``unpack`` with a reason before it is looked at
+further, and a header is validated field by field; nothing in a frame is ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from typing import Annotated
+
+import msgpack
+from pydantic import Field, TypeAdapter, ValidationError
+
+from hetertrain.core.policy import SyncPolicy, WeightPolicy
+from hetertrain.errors import FrameError
+
+MAGIC = b"HT"
+PROTOCOL_VERSION = 1
+HEADER_BYTES_MAX = 1 << 22
+_HEAD = struct.Struct("<2sBBII8s")
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+Text = Annotated[str, Field(max_length=512)]
+Digest = Annotated[str, Field(max_length=64)]
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeState:
+    """A node's heartbeat (retained, and as its last will): whether it is there and what it does."""
+
+    node: Name
+    job: Name
+    cell: Name
+    """The cell whose aggregator it speaks to."""
+    tier: Name
+    role: Name
+    is_online: bool
+    active: Count = 1
+    """How many training nodes it stands for (a gateway: those of its cell)."""
+    version: Annotated[int, Field(ge=-1)] = -1
+    """The version it holds; -1: none."""
+    model: Digest = ""
+    """Digest of the model it holds."""
+    doing: Text = ""
+    waiting_for: Text = ""
+    label: Text = ""
+    steps: Count = 0
+    step_seconds: Seconds = 0.0
+    updates: Count = 0
+    bytes_up: Count = 0
+    bytes_down: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Announces a transfer of ``size_bytes`` in chunks; repeated to ask how it stands."""
+
+    node: Name
+    """Who sends."""
+    seq: Count
+    size_bytes: Count
+    chunk_bytes: Annotated[int, Field(ge=256, le=1 << 20)]
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One chunk of a transfer; the payload is the chunk."""
+
+    node: Name
+    seq: Count
+    index: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """Asks a sender for the chunks whose bits are set in the payload (lowest bit first)."""
+
+    seq: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictMessage:
+    """The application's acknowledgement of an update or partial."""
+
+    node: Name
+    seq: Count
+    outcome: Name
+    reason: Text = ""
+    known: tuple[tuple[Name, Count], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flushed:
+    """A node has nothing (more) to flush for a synchronisation."""
+
+    node: Name
+    sync: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """A synchronisation begins: flush, and hold for at most the deadline."""
+
+    sync: Count
+    deadline_seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateContent:
+    """The head of an update; the payload is the encoded delta."""
+
+    node: Name
+    seq: Count
+    base_version: Count
+    examples: Count
+    steps: Count
+    layout: Digest
+    sync: Count | None
+    integers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialContent:
+    """The head of a partial; the payload is each group's int64 sums, one after the other."""
+
+    node: Name
+    seq: Count
+    sync: Count | None
+    groups: tuple[tuple[Count, Number], ...]
+    """(base version, unit) in the order of the payload."""
+    integers: tuple[int, ...]
+    contributions: tuple[tuple[Name, Count, Count, Count, Count, Count, Number], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelContent:
+    """The head of a version on its way down; the payload is the encoded model or difference."""
+
+    version: Count
+    sync: Count | None
+    base: Digest
+    """Digest of the model that the difference applies to; empty: the payload is the whole model."""
+    model: Digest
+    """Digest of the model that results."""
+    layout: Digest
+    integers: tuple[int, ...]
+    policy: SyncPolicy
+    weights: WeightPolicy
+    statistics: tuple[tuple[Count, Count, Number, Number], ...]
+    """(version, examples_cap, reference_steps, norm_median)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatorStatus:
+    """What an aggregator does right now, for people who watch."""
+
+    job: Name
+    cell: Name
+    version: Annotated[int, Field(ge=-1)]
+    elapsed_seconds: Seconds
+    sync: Count
+    sync_in_seconds: Seconds | None
+    is_syncing: bool
+    active: Count
+    open_updates: Count
+    metrics: dict[str, float]
+    updates_by_lag: dict[int, int]
+    refused: dict[str, int]
+    waiting_code: Name
+    waiting_for: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainCommand:
+    """To a trainer process: train; the payload, if any, is where to start from."""
+
+    steps: Count
+    is_fresh: bool
+    integers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptCommand:
+    """To a trainer process: stop at the next step boundary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerReady:
+    """From a trainer process: the task is loaded."""
+
+    examples: Count
+    layout: Digest
+    size: Count
+    label: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedReport:
+    """From a trainer process: stopped at a step boundary; the payload is the local vector."""
+
+    steps: Count
+    seconds: Seconds
+    loss: Number
+    integers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainFailed:
+    """From a trainer process: the user's code failed."""
+
+    error: Text
+    message: Text
+
+
+Message = (
+    NodeState
+    | Begin
+    | Chunk
+    | Missing
+    | VerdictMessage
+    | Flushed
+    | Sync
+    | UpdateContent
+    | PartialContent
+    | ModelContent
+    | AggregatorStatus
+    | TrainCommand
+    | InterruptCommand
+    | TrainerReady
+    | TrainedReport
+    | TrainFailed
+)
+
+_KINDS: dict[int, type[Message]] = {
+    1: NodeState,
+    2: Begin,
+    3: Chunk,
+    4: Missing,
+    5: VerdictMessage,
+    6: Flushed,
+    7: Sync,
+    16: UpdateContent,
+    17: PartialContent,
+    18: ModelContent,
+    32: AggregatorStatus,
+    48: TrainCommand,
+    49: InterruptCommand,
+    50: TrainerReady,
+    51: TrainedReport,
+    52: TrainFailed,
+}
+"""The numbers are the protocol: never reuse one."""
+_NUMBERS = {message_class: number for number, message_class in _KINDS.items()}
+
+
+@cache
+def _adapter(message_class: type[Message]) -> TypeAdapter[Message]:
+    return TypeAdapter(message_class)
+
+
+def pack(message: Message, payload: bytes | memoryview = b"") -> bytes:
+    """Put a message and its raw payload into one frame."""
+    header = msgpack.packb({f.name: getattr(message, f.name) for f in fields(message)}, default=asdict)
+    assert len(header) <= HEADER_BYTES_MAX, "a header is small"
+    head = (MAGIC, PROTOCOL_VERSION, _NUMBERS[type(message)], len(header), len(payload))
+    digest = _digest(_HEAD.pack(*head, b""), header, payload)
+    return b"".join((_HEAD.pack(*head, digest), header, payload))
+
+
+def unpack(frame: bytes | memoryview) -> tuple[Message, memoryview]:
+    """Take a frame apart; the payload is a view into it.
+
+    Raises:
+        FrameError: with reason ``foreign``, ``version``, ``kind``, ``length``, ``digest`` or ``header``.
+    """
+    view = memoryview(frame)
+    if len(view) < _HEAD.size or bytes(view[:2]) != MAGIC:
+        raise FrameError("foreign", f"{len(view)} bytes that do not begin with {MAGIC!r}")
+    magic, version, kind, header_bytes, payload_bytes, digest = _HEAD.unpack(view[: _HEAD.size])
+    if version != PROTOCOL_VERSION:
+        raise FrameError("version", f"protocol {version}, expected {PROTOCOL_VERSION}: upgrade one side")
+    message_class = _KINDS.get(kind)
+    if message_class is None:
+        raise FrameError("kind", f"unknown kind {kind}")
+    if len(view) != _HEAD.size + header_bytes + payload_bytes or header_bytes > HEADER_BYTES_MAX:
+        raise FrameError("length", f"{len(view)} bytes, announced {header_bytes} + {payload_bytes}")
+    header = view[_HEAD.size : _HEAD.size + header_bytes]
+    payload = view[_HEAD.size + header_bytes :]
+    blank = _HEAD.pack(magic, version, kind, header_bytes, payload_bytes, b"")
+    if _digest(blank, header, payload) != digest:
+        raise FrameError("digest", "damaged on its way")
+    return _parse(message_class, header), payload
+
+
+def _parse(message_class: type[Message], header: memoryview) -> Message:
+    try:
+        plain = msgpack.unpackb(header, use_list=False, strict_map_key=False)
+        return _adapter(message_class).validate_python(plain)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise FrameError("header", f"{message_class.__name__}.{where}: {first['msg']}") from error
+    except (ValueError, msgpack.UnpackException) as error:
+        raise FrameError("header", f"{message_class.__name__}: {error}") from error
+
+
+def _digest(*parts: bytes | memoryview) -> bytes:
+    hasher = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        hasher.update(part)
+    return hasher.digest()

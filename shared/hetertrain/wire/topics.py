@@ -1,0 +1,57 @@
+"""Every topic name, in one place.
+
+A *cell* is the part of a fleet that speaks to one aggregator: ``cloud``, or a gateway's id. It is a level of its own so
+that gateways which share a broker hear their own vehicles only.
+"""
+
+from __future__ import annotations
+
+from hetertrain.errors import SettingsError
+
+ROOT = "ht/1"
+CLOUD_CELL = "cloud"
+_FORBIDDEN = frozenset("/+#$\x00 ")
+_NAME_BYTES_MAX = 64
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return ``name`` if it can stand as one level of a topic.
+
+    Raises:
+        SettingsError: it is empty, too long, or has a character with a meaning in topics.
+    """
+    if not name or len(name.encode()) > _NAME_BYTES_MAX or _FORBIDDEN & set(name):
+        raise SettingsError(
+            f"{kind} {name!r} must be 1 to {_NAME_BYTES_MAX} bytes without spaces and any of / + # $"
+        )
+    return name
+
+
+def up(job: str, cell: str, tier: str, node: str) -> str:
+    """A node's transfers to its aggregator."""
+    return f"{ROOT}/{job}/{cell}/up/{tier}/{node}"
+
+
+def down(job: str, cell: str, tier: str) -> str:
+    """An aggregator's versions for the nodes of one tier."""
+    return f"{ROOT}/{job}/{cell}/down/{tier}"
+
+
+def sync(job: str, cell: str) -> str:
+    """An aggregator's synchronisation notices."""
+    return f"{ROOT}/{job}/{cell}/sync"
+
+
+def status(job: str, cell: str) -> str:
+    """An aggregator's own state, for people who watch."""
+    return f"{ROOT}/{job}/{cell}/status"
+
+
+def inbox(node: str) -> str:
+    """What is meant for one node: verdicts, missing chunks, a full model."""
+    return f"{ROOT}/node/{node}/in"
+
+
+def state(node: str) -> str:
+    """A node's presence and state, retained; its last will says offline."""
+    return f"{ROOT}/node/{node}/state"

@@ -1,0 +1,1 @@
+"""The in-vehicle client: the agent that talks and the trainer that learns."""
