@@ -1,3 +1,33 @@
-"""Commands of this part."""
+"""Commands of the edge gateway."""
 
-NEEDS: tuple[str, ...] = ()
+from __future__ import annotations
+
+import argparse
+
+from hetertrain.cli import Command
+from hetertrain.config import Settings
+
+NEEDS = ("iotcore",)
+
+
+def run_edge(arguments: argparse.Namespace) -> int:
+    """Be the gateway of one cell until stopped."""
+    from hetertrain_edge.service import EdgeService
+
+    return EdgeService(arguments.settings).run()
+
+
+def _settings() -> type[Settings]:
+    from hetertrain_edge.service import EdgeSettings
+
+    return EdgeSettings
+
+
+COMMANDS = (
+    Command(
+        name="edge",
+        help="be the gateway of one cell until stopped",
+        run=run_edge,
+        settings=_settings,
+    ),
+)

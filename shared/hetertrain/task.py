@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hetertrain.errors import TaskError
 
 if TYPE_CHECKING:
@@ -36,6 +39,13 @@ class Node:
 
 class Task(ABC):
     """A model to train and how to train it on one node's own data."""
+
+    local: tuple[str, ...] = ()
+    """Patterns of tensors that never leave the node (``"*.running_mean"``)."""
+
+    def label(self, node: Node) -> str:
+        """Say in a word what is particular to the node's data; for people."""
+        return node.id
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -63,6 +73,18 @@ class Task(ABC):
     @abstractmethod
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Build the node's local optimiser."""
+
+
+def read_tensors(model: nn.Module) -> dict[str, NDArray[np.generic]]:
+    """View a module's state as arrays by name; they share the module's memory."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
+
+
+def write_tensors(model: nn.Module, tensors: Mapping[str, NDArray[np.generic]]) -> None:
+    """Copy arrays into a module's state in place; tensors that are not named stay as they are."""
+    for name, tensor in read_tensors(model).items():
+        if name in tensors:
+            tensor[...] = tensors[name]
 
 
 def load_task(reference: str) -> Task:

@@ -82,9 +82,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = (
-    MemberSeen | MemberGone | UpdateArrived | PartialArrived | FlushSettled | SyncOrdered | Tick
-)
+Event = MemberSeen | MemberGone | UpdateArrived | PartialArrived | FlushSettled | SyncOrdered | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +211,7 @@ class Aggregator:
         return verdict
 
     def _accept_update(self, update: Update) -> Verdict:
-        examined = self.gate.examine(
-            update, self.checkpoint.version, self.statistics, self.seen
-        )
+        examined = self.gate.examine(update, self.checkpoint.version, self.statistics, self.seen)
         if isinstance(examined, Verdict):
             return examined
         if len(self.open.contributions) >= CONTRIBUTIONS_MAX:

@@ -141,6 +141,8 @@ class Combiner:
     def recollect(self, updates: Iterable[Update], now: float) -> None:
         """Take back updates that were accepted before: after a restart, or from a refused partial."""
         for update in updates:
+            if (update.node, update.seq) in self.open.contributions:
+                continue
             delta = codec.parse(update.payload, self.gate.size)
             statistics = self.statistics.get(update.base_version, Statistics())
             self.open.add(update, delta, self.weights, statistics)

@@ -99,7 +99,9 @@ class ParameterLayout:
             tensor = tensors.get(place.name)
             if tensor is None or tuple(tensor.shape) != place.shape:
                 found = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
-                raise LayoutError(f"tensor {place.name!r}: expected shape {place.shape}, got {found}")
+                raise LayoutError(
+                    f"tensor {place.name!r}: expected shape {place.shape}, got {found}"
+                )
             target = integers if place.role is Role.INTEGER else vector
             target[place.start : place.start + place.size] = tensor.reshape(-1)
         return vector, integers
@@ -132,5 +134,7 @@ def _role(
     if np.issubdtype(tensor.dtype, np.integer) or tensor.dtype == np.bool_:
         return Role.INTEGER
     if not np.issubdtype(tensor.dtype, np.floating):
-        raise LayoutError(f"tensor {name!r} has dtype {tensor.dtype}: only floats and integers can be merged")
+        raise LayoutError(
+            f"tensor {name!r} has dtype {tensor.dtype}: only floats and integers can be merged"
+        )
     return Role.PARAMETER if name in parameters else Role.BUFFER

@@ -129,9 +129,16 @@ SYNC_PRESETS: dict[str, SyncPolicy] = {
         hold_after_update=True,
         is_dense=True,
     ),
-    "fedbuff": replace(_NEVER_SYNC, name="fedbuff", pace_seconds=None, pace_steps=20, is_dense=True),
+    "fedbuff": replace(
+        _NEVER_SYNC, name="fedbuff", pace_seconds=None, pace_steps=20, is_dense=True
+    ),
     "fedasync": replace(
-        _NEVER_SYNC, name="fedasync", cut_fraction=1e-9, pace_seconds=None, pace_steps=20, is_dense=True
+        _NEVER_SYNC,
+        name="fedasync",
+        cut_fraction=1e-9,
+        pace_seconds=None,
+        pace_steps=20,
+        is_dense=True,
     ),
 }
 """The synchronisation schemes by name."""

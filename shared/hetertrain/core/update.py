@@ -22,7 +22,7 @@ from hetertrain import codec
 from hetertrain.core.layout import Integers, Vector
 from hetertrain.core.policy import Statistics, WeightPolicy
 
-DELTA_MAX = 2.0**10
+DELTA_MAX = codec.VALUE_MAX
 CONTRIBUTIONS_MAX = 1 << 20
 DISCOUNT_MAX = 2.0
 """A fresh update counts at most this much more than the fleet's usual."""
@@ -164,8 +164,8 @@ class Checkpoint:
 def model_digest(vector: Vector, integers: Integers) -> str:
     """Digest a model's content, whatever version it is called."""
     hasher = hashlib.blake2b(digest_size=16)
-    hasher.update(np.ascontiguousarray(vector))
-    hasher.update(np.ascontiguousarray(integers))
+    hasher.update(np.ascontiguousarray(vector).data)
+    hasher.update(np.ascontiguousarray(integers).data)
     return hasher.hexdigest()
 
 

@@ -43,7 +43,9 @@ def unpack_as(message_class: type[M], frame: bytes | memoryview) -> tuple[M, mem
     """
     message, payload = unpack(frame)
     if not isinstance(message, message_class):
-        raise FrameError("content", f"{type(message).__name__} where {message_class.__name__} was due")
+        raise FrameError(
+            "content", f"{type(message).__name__} where {message_class.__name__} was due"
+        )
     return message, payload
 
 
@@ -129,6 +131,7 @@ def model_head(
     sync: int | None,
     base: str,
     model: str,
+    size: int,
     integers: Integers,
     terms: JobTerms,
 ) -> ModelContent:
@@ -139,6 +142,7 @@ def model_head(
         base=base,
         model=model,
         layout=terms.layout,
+        size=size,
         integers=_plain(integers),
         policy=terms.policy,
         weights=terms.weights,
@@ -151,7 +155,9 @@ def model_head(
 
 def model_terms(head: ModelContent) -> JobTerms:
     """Read the job's terms from the head of a model."""
-    statistics = {version: Statistics(*values) for version, *values in head.statistics}
+    statistics = {
+        version: Statistics(cap, steps, norm) for version, cap, steps, norm in head.statistics
+    }
     return JobTerms(head.layout, head.policy, head.weights, statistics)
 
 

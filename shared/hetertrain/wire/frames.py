@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Hashable
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Annotated
@@ -157,6 +158,8 @@ class ModelContent:
     model: Digest
     """Digest of the model that results."""
     layout: Digest
+    size: Annotated[int, Field(ge=1, lt=1 << 31)]
+    """Number of parameters."""
     integers: tuple[int, ...]
     policy: SyncPolicy
     weights: WeightPolicy
@@ -268,13 +271,15 @@ _NUMBERS = {message_class: number for number, message_class in _KINDS.items()}
 
 
 @cache
-def _adapter(message_class: type[Message]) -> TypeAdapter[Message]:
+def _adapter(message_class: Hashable) -> TypeAdapter[Message]:
     return TypeAdapter(message_class)
 
 
 def pack(message: Message, payload: bytes | memoryview = b"") -> bytes:
     """Put a message and its raw payload into one frame."""
-    header = msgpack.packb({f.name: getattr(message, f.name) for f in fields(message)}, default=asdict)
+    header = msgpack.packb(
+        {f.name: getattr(message, f.name) for f in fields(message)}, default=asdict
+    )
     assert len(header) <= HEADER_BYTES_MAX, "a header is small"
     head = (MAGIC, PROTOCOL_VERSION, _NUMBERS[type(message)], len(header), len(payload))
     digest = _digest(_HEAD.pack(*head, b""), header, payload)
@@ -292,7 +297,9 @@ def unpack(frame: bytes | memoryview) -> tuple[Message, memoryview]:
         raise FrameError("foreign", f"{len(view)} bytes that do not begin with {MAGIC!r}")
     magic, version, kind, header_bytes, payload_bytes, digest = _HEAD.unpack(view[: _HEAD.size])
     if version != PROTOCOL_VERSION:
-        raise FrameError("version", f"protocol {version}, expected {PROTOCOL_VERSION}: upgrade one side")
+        raise FrameError(
+            "version", f"protocol {version}, expected {PROTOCOL_VERSION}: upgrade one side"
+        )
     message_class = _KINDS.get(kind)
     if message_class is None:
         raise FrameError("kind", f"unknown kind {kind}")

@@ -131,7 +131,9 @@ class Receiver:
         start = index * self.begin.chunk_bytes
         expected = min(self.begin.chunk_bytes, self.begin.size_bytes - start)
         if index >= self.num_chunks or len(data) != expected:
-            raise FrameError("chunk", f"chunk {index} of {len(data)} bytes does not fit its transfer")
+            raise FrameError(
+                "chunk", f"chunk {index} of {len(data)} bytes does not fit its transfer"
+            )
         self._content[start : start + expected] = data
         self._have.add(index)
         if len(self._have) < self.num_chunks:

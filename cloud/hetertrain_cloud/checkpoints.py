@@ -1,0 +1,115 @@
+"""The checkpoint store: safetensors files that are whole or not there, newest first, with fall-back.
+
+A checkpoint is written to a temporary file, synced, and renamed; its digest stands in its own metadata, so that a torn or
+altered file is noticed and the one before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from hetertrain.core.layout import ParameterLayout
+from hetertrain.core.update import Checkpoint
+from hetertrain.errors import LayoutError, StoreError
+from hetertrain.logging import get_logger
+
+KEPT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint, and the aggregator's state beside it."""
+
+    checkpoint: Checkpoint
+    snapshot: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStore:
+    """The checkpoints of one job in one directory; the newest ``KEPT`` are kept."""
+
+    directory: Path
+    layout: ParameterLayout
+
+    def save(self, checkpoint: Checkpoint, snapshot: dict[str, Any]) -> Path:
+        """Make a checkpoint durable.
+
+        Raises:
+            StoreError: the disk is full or broken; older checkpoints are untouched.
+        """
+        path = self.directory / f"version-{checkpoint.version:08d}.safetensors"
+        write_model(path, self.layout, checkpoint, {"snapshot": json.dumps(snapshot)})
+        for old in self._newest_first()[KEPT:]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def load(self) -> Stored | None:
+        """Return the newest checkpoint that is whole; None where there is none."""
+        for path in self._newest_first():
+            try:
+                return self._read(path)
+            except (
+                StoreError,
+                LayoutError,
+                SafetensorError,
+                OSError,
+                KeyError,
+                ValueError,
+            ) as error:
+                get_logger().error("checkpoint_unusable", path=str(path), error=str(error))
+        return None
+
+    def _newest_first(self) -> list[Path]:
+        return sorted(self.directory.glob("version-*.safetensors"), reverse=True)
+
+    def _read(self, path: Path) -> Stored:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata()
+            tensors: dict[str, NDArray[np.generic]] = {
+                name: file.get_tensor(name)
+                for name in file.keys()  # noqa: SIM118  # not a dict
+            }
+        checkpoint = Checkpoint(int(metadata["version"]), *self.layout.flatten(tensors))
+        if checkpoint.digest() != metadata["digest"]:
+            raise StoreError(f"{path} was altered: its digest is not {metadata['digest']}")
+        return Stored(checkpoint, json.loads(metadata["snapshot"]))
+
+
+def write_model(
+    path: Path, layout: ParameterLayout, checkpoint: Checkpoint, metadata: dict[str, str]
+) -> None:
+    """Write a model by tensor name, atomically.
+
+    Raises:
+        StoreError: the disk is full or broken; a file that was there is untouched.
+    """
+    metadata = metadata | {
+        "format": "hetertrain-1",
+        "version": str(checkpoint.version),
+        "digest": checkpoint.digest(),
+    }
+    tensors = layout.unflatten(checkpoint.vector, checkpoint.integers)
+    temporary = path.with_suffix(".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(save({n: np.ascontiguousarray(t) for n, t in tensors.items()}, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {error}; check the disk and its space") from error

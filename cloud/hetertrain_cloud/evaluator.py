@@ -1,0 +1,72 @@
+"""Measures versions on the cloud's held-out data, in a thread of its own, so that no cut waits for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from hetertrain.core.layout import ParameterLayout
+from hetertrain.core.update import Checkpoint
+from hetertrain.task import Task, write_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The metrics of a version that was made ``elapsed_seconds`` after training began."""
+
+    version: int
+    elapsed_seconds: float
+    metrics: dict[str, float]
+
+
+class Evaluator(threading.Thread):
+    """Evaluates the newest version offered; one that comes while it is busy replaces one that waits."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        layout: ParameterLayout,
+        on_result: Callable[[Evaluated], None],
+    ) -> None:
+        super().__init__(name="evaluator", daemon=True)
+        self._task = task
+        self._model = model
+        self._layout = layout
+        self._on_result = on_result
+        self._condition = threading.Condition()
+        self._next: tuple[Checkpoint, float] | None = None
+        self._is_stopping = False
+
+    def offer(self, checkpoint: Checkpoint, elapsed_seconds: float) -> None:
+        """Ask for an evaluation; never blocks."""
+        with self._condition:
+            self._next = (checkpoint, elapsed_seconds)
+            self._condition.notify()
+
+    def stop(self, timeout_seconds: float = 5.0) -> None:
+        """Finish what was offered and end."""
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify()
+        self.join(timeout_seconds)
+
+    def run(self) -> None:
+        """Evaluate until stopped."""
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._next is not None or self._is_stopping)
+                if self._next is None:
+                    return
+                (checkpoint, elapsed_seconds), self._next = self._next, None
+            self._on_result(self.evaluate(checkpoint, elapsed_seconds))
+
+    def evaluate(self, checkpoint: Checkpoint, elapsed_seconds: float) -> Evaluated:
+        """Measure one version."""
+        tensors = self._layout.unflatten(checkpoint.vector, checkpoint.integers)
+        write_tensors(self._model, tensors)
+        metrics = self._task.evaluate(self._model, None)
+        return Evaluated(checkpoint.version, elapsed_seconds, metrics)

@@ -1,0 +1,389 @@
+"""The cloud's aggregator of one job: connects its state machine to the broker, the journal and the checkpoints.
+
+One thread takes events from one mailbox. What is accepted is in the journal before its sender hears so; each
+synchronisation, and every ``CHECKPOINT_CUTS`` cuts, the version is made durable and the journal cut short. After a crash
+the newest whole checkpoint and the journal give the same open version with the same sums.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from hetertrain.core.aggregator import (
+    Aggregator,
+    CutRecord,
+    Event,
+    FlushSettled,
+    MemberGone,
+    MemberSeen,
+    PartialArrived,
+    Ready,
+    Record,
+    Release,
+    Tick,
+    UpdateArrived,
+)
+from hetertrain.core.gate import Gate, Outcome, Verdict
+from hetertrain.core.layout import ParameterLayout
+from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, SyncPolicy
+from hetertrain.core.update import Checkpoint
+from hetertrain.errors import FrameError
+from hetertrain.logging import get_logger
+from hetertrain.task import load_task, read_tensors
+from hetertrain.transport import mqtt
+from hetertrain.transport.inbox import Inbox
+from hetertrain.transport.service import BrokerSettings, Mailbox, Stop
+from hetertrain.wire import topics
+from hetertrain.wire.contents import (
+    JobTerms,
+    pack_partial,
+    pack_update,
+    unpack_partial,
+    unpack_update,
+)
+from hetertrain.wire.downlink import (
+    ContentReceived,
+    Downlink,
+    DownlinkEvent,
+    DownlinkReady,
+    FlushReported,
+    NodeGone,
+    NodeSeen,
+)
+from hetertrain.wire.frames import AggregatorStatus, PartialContent, pack, unpack
+from hetertrain.wire.uplink import FrameRefused, Outgoing
+from hetertrain_cloud.checkpoints import CheckpointStore, write_model
+from hetertrain_cloud.evaluator import Evaluated, Evaluator
+
+STATUS_SECONDS = 0.5
+CHECKPOINT_CUTS = 10
+_CUT = b""
+"""The journal's mark of a cut."""
+
+
+class AggregatorSettings(BrokerSettings):
+    """Settings of a job's aggregator."""
+
+    section: ClassVar[str] = "aggregator"
+
+    task: str = Field(description="the task to train, as module:Class")
+    policy: Literal["sap", "fedavg", "fedbuff", "fedasync"] = Field(
+        "sap", description="the synchronisation scheme"
+    )
+    sync_seconds: float | None = Field(None, gt=0, description="time between synchronisations")
+    sync_deadline_seconds: float | None = Field(None, gt=0, description="how long a sync may take")
+    cut_seconds: float | None = Field(
+        None, gt=0, description="a cut at the latest so long after an update"
+    )
+    cut_fraction: float | None = Field(
+        None, gt=0, le=1, description="the share of nodes that makes a cut"
+    )
+    pace_steps: int | None = Field(
+        None, ge=1, description="local steps per update (stepwise schemes)"
+    )
+    seed: int = Field(0, ge=0, description="seeds the initial model")
+
+    def sync_policy(self) -> SyncPolicy:
+        """Return the scheme's preset with what was set beside it."""
+        names = (
+            "sync_seconds",
+            "sync_deadline_seconds",
+            "cut_seconds",
+            "cut_fraction",
+            "pace_steps",
+        )
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return replace(SYNC_PRESETS[self.policy], **given)
+
+
+Input = mqtt.Event | Evaluated
+
+
+class AggregatorService:
+    """One job's aggregator at work."""
+
+    def __init__(self, settings: AggregatorSettings) -> None:
+        topics.check_name("job", settings.job)
+        self._settings = settings
+        self._mailbox: Mailbox[Input] = Mailbox()
+        self._log = get_logger(job=settings.job)
+        self._directory = settings.state_directory
+        self._directory.mkdir(parents=True, exist_ok=True)
+        torch.set_num_threads(1)
+        torch.manual_seed(settings.seed)
+        task = load_task(settings.task)
+        model = task.model()
+        parameters = {name for name, _ in model.named_parameters()}
+        tensors = read_tensors(model)
+        self._layout = ParameterLayout.of(tensors, parameters, task.local)
+        self._store = CheckpointStore(self._directory / "checkpoints", self._layout)
+        self._inbox = Inbox(self._directory / "inbox.db")
+        self._aggregator = self._recover(Checkpoint(0, *self._layout.flatten(tensors)))
+        self._saved_version = self._aggregator.checkpoint.version
+        self._downlink = Downlink(settings.job, topics.CLOUD_CELL)
+        self._evaluator = Evaluator(task, model, self._layout, self._mailbox.put)
+        self._connection = mqtt.Connection(
+            settings.endpoint(f"{settings.job}-aggregator"),
+            self._downlink.subscriptions,
+            self._mailbox.put,
+        )
+        self._began_at: float | None = None
+        self._wakes_at = {"aggregator": 0.0, "downlink": 0.0, "status": 0.0}
+        self._metrics: dict[str, float] = {}
+        self._updates_by_lag: Counter[int] = Counter()
+        self._refused: Counter[str] = Counter()
+
+    def _recover(self, initial: Checkpoint) -> Aggregator:
+        """Build the machine from the newest checkpoint and the journal."""
+        stored = self._store.load()
+        policy = self._settings.sync_policy()
+        aggregator = Aggregator(
+            Gate(self._layout.digest, self._layout.size, self._layout.integer_size, policy.max_lag),
+            policy,
+            WEIGHT_PRESETS[policy.name],
+            initial if stored is None else stored.checkpoint,
+        )
+        if stored is None:
+            self._store.save(aggregator.checkpoint, aggregator.snapshot())
+        else:
+            aggregator.restore(stored.snapshot)
+        for content in self._inbox.read(aggregator.checkpoint.version, 1 << 62):
+            aggregator.replay(_read_record(content, aggregator.checkpoint.version))
+        aggregator.resume(time.monotonic())
+        self._log.info("aggregator_recovered", version=aggregator.checkpoint.version)
+        return aggregator
+
+    def run(self) -> int:
+        """Work until stopped; return the exit code."""
+        self._mailbox.stop_on_signals()
+        self._evaluator.start()
+        self._connection.start()
+        now = time.monotonic()
+        self._apply_downlink(
+            self._downlink.release(self._aggregator.checkpoint, None, self._terms(), now)
+        )
+        try:
+            self._serve()
+        finally:
+            self._end()
+        return 0
+
+    def _serve(self) -> None:
+        while True:
+            event = self._mailbox.take(min(self._wakes_at.values()))
+            if isinstance(event, Stop):
+                return
+            now = time.monotonic()
+            self._take(event, now)
+            if now >= self._wakes_at["aggregator"]:
+                self._step(Tick(), now)
+            if now >= self._wakes_at["downlink"]:
+                self._apply_downlink(self._downlink.tick(now))
+            if now >= self._wakes_at["status"]:
+                self._wakes_at["status"] = now + STATUS_SECONDS
+                self._publish_status(now)
+
+    def _take(self, event: Input | None, now: float) -> None:
+        match event:
+            case mqtt.Received(topic, frame):
+                self._apply_downlink(self._downlink.received(topic, frame, now))
+            case mqtt.Connected():
+                self._log.info("connected")
+            case mqtt.Disconnected(reason, is_final):
+                self._log.warning("disconnected", reason=reason, final=is_final)
+            case mqtt.Denied(what, reason):
+                self._log.error("access_denied", what=what, reason=reason)
+            case Evaluated():
+                self._note_metrics(event)
+            case mqtt.Delivered() | None:
+                pass
+
+    def _apply_downlink(self, ready: DownlinkReady) -> None:
+        self._connection.publish(ready.send)
+        self._wakes_at["downlink"] = ready.wake_at
+        for event in ready.events:
+            self._take_downlink(event, time.monotonic())
+
+    def _take_downlink(self, event: DownlinkEvent, now: float) -> None:
+        match event:
+            case NodeSeen(state):
+                if self._began_at is None and state.active:
+                    self._begin(now)
+                self._step(MemberSeen(state.node, state.active), now)
+            case NodeGone(node):
+                self._log.warning("node_gone", node=node)
+                self._step(MemberGone(node), now)
+            case FlushReported(node, sync):
+                self._step(FlushSettled(node, sync), now)
+            case ContentReceived(node, seq, content):
+                self._take_content(node, seq, content, now)
+            case FrameRefused(reason, detail):
+                self._refused[f"frame_{reason}"] += 1
+                self._log.warning("frame_refused", reason=reason, detail=detail)
+
+    def _begin(self, now: float) -> None:
+        """Start the clock of the job's history with the first node."""
+        self._began_at = now
+        self._evaluator.offer(self._aggregator.checkpoint, 0.0)
+
+    def _take_content(self, node: str, seq: int, content: bytearray, now: float) -> None:
+        try:
+            event = _read_content(content)
+            sender = event.update.node if isinstance(event, UpdateArrived) else event.node
+            if sender != node:
+                raise FrameError("identity", f"{node} sent content of {sender}")
+        except FrameError as error:
+            self._refused["content"] += 1
+            self._log.warning("content_refused", node=node, seq=seq, error=str(error))
+            verdict = Verdict(node, seq, Outcome.QUARANTINED, str(error))
+            self._apply_downlink(self._downlink.answer(verdict, now))
+            return
+        self._step(event, now)
+
+    def _step(self, event: Event, now: float) -> None:
+        mark = self._aggregator.checkpoint.version
+        self._apply(self._aggregator.handle(event, now), mark, now)
+
+    def _apply(self, ready: Ready, mark: int, now: float) -> None:
+        self._inbox.append(mark, [_write_record(record) for record in ready.persist])
+        self._wakes_at["aggregator"] = ready.wake_at if ready.wake_at is not None else now + 1.0
+        for verdict in ready.verdicts:
+            if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
+                self._refused[str(verdict.outcome)] += 1
+                self._log.warning(
+                    "update_refused", node=verdict.node, seq=verdict.seq, reason=verdict.reason
+                )
+            self._apply_downlink(self._downlink.answer(verdict, now))
+        if ready.notice is not None:
+            self._log.info("sync_began", sync=ready.notice.sync)
+            self._apply_downlink(self._downlink.notice(ready.notice, now))
+        if ready.release is not None:
+            self._release(ready.release, now)
+
+    def _release(self, release: Release, now: float) -> None:
+        checkpoint = release.checkpoint
+        if release.contributions:
+            self._note_version(release, now)
+            self._evaluator.offer(checkpoint, self._elapsed_seconds(now))
+        self._apply_downlink(self._downlink.release(checkpoint, release.sync, self._terms(), now))
+        is_due = (
+            release.sync is not None or checkpoint.version >= self._saved_version + CHECKPOINT_CUTS
+        )
+        if is_due and checkpoint.version > self._saved_version:
+            self._store.save(checkpoint, self._aggregator.snapshot())
+            # One generation more is kept, for a newest file that proves to be torn.
+            self._inbox.forget(0, self._saved_version - 1)
+            self._saved_version = checkpoint.version
+
+    def _terms(self) -> JobTerms:
+        machine = self._aggregator
+        return JobTerms(
+            self._layout.digest, machine.policy, machine.weights, dict(machine.statistics)
+        )
+
+    def _elapsed_seconds(self, now: float) -> float:
+        return 0.0 if self._began_at is None else now - self._began_at
+
+    def _note_version(self, release: Release, now: float) -> None:
+        """Append the version's history: when, by what, from whom."""
+        version = release.checkpoint.version
+        lags = [version - 1 - item.base_version for item in release.contributions]
+        self._updates_by_lag.update(lags)
+        self._log.info("version_cut", version=version, updates=len(lags), sync=release.sync)
+        self._append(
+            "versions.jsonl",
+            {
+                "version": version,
+                "elapsed_seconds": round(self._elapsed_seconds(now), 3),
+                "sync": release.sync,
+                "digest": release.checkpoint.digest(),
+                "contributions": [
+                    [item.node, item.seq, item.base_version, item.examples, item.steps]
+                    for item in release.contributions
+                ],
+            },
+        )
+
+    def _note_metrics(self, event: Evaluated) -> None:
+        self._metrics = event.metrics
+        self._append(
+            "metrics.jsonl",
+            {
+                "version": event.version,
+                "elapsed_seconds": round(event.elapsed_seconds, 3),
+                "metrics": event.metrics,
+            },
+        )
+
+    def _append(self, name: str, row: dict[str, Any]) -> None:
+        with (self._directory / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def _publish_status(self, now: float) -> None:
+        machine = self._aggregator
+        waiting = machine.waiting_for()
+        status = AggregatorStatus(
+            job=self._settings.job,
+            cell=topics.CLOUD_CELL,
+            version=machine.checkpoint.version,
+            elapsed_seconds=self._elapsed_seconds(now),
+            sync=machine.last_sync,
+            sync_in_seconds=machine.seconds_to_sync(now),
+            is_syncing=machine.members.sync is not None,
+            active=machine.members.num_active,
+            open_updates=len(machine.open.contributions),
+            metrics=self._metrics,
+            updates_by_lag=dict(self._updates_by_lag),
+            refused=dict(self._refused),
+            waiting_code=waiting.code,
+            waiting_for=waiting.text[:500],
+        )
+        topic = topics.status(self._settings.job, topics.CLOUD_CELL)
+        self._connection.publish((Outgoing(topic, pack(status)),))
+
+    def _end(self) -> None:
+        self._evaluator.stop()
+        checkpoint = self._aggregator.checkpoint
+        while (event := self._mailbox.take(0.0)) is not None:
+            if isinstance(event, Evaluated):
+                self._note_metrics(event)
+        write_model(self.final_path(self._directory), self._layout, checkpoint, {})
+        self._connection.stop()
+        self._inbox.close()
+        self._log.info("aggregator_stopped", version=checkpoint.version)
+
+    @staticmethod
+    def final_path(state_directory: Path) -> Path:
+        """Return where the newest model stands after a stop."""
+        return state_directory / "final.safetensors"
+
+
+def _read_content(content: bytes | bytearray) -> UpdateArrived | PartialArrived:
+    view = memoryview(content)
+    message, _ = unpack(view)
+    if isinstance(message, PartialContent):
+        head, partial = unpack_partial(view)
+        return PartialArrived(head.node, head.seq, head.sync, partial)
+    return UpdateArrived(unpack_update(view))
+
+
+def _write_record(record: Record) -> bytes:
+    match record:
+        case CutRecord():
+            return _CUT
+        case UpdateArrived(update):
+            return pack_update(update)
+        case PartialArrived(node, seq, sync, partial):
+            return pack_partial(node, seq, sync, partial)
+
+
+def _read_record(content: bytes, version: int) -> Record:
+    return CutRecord(version + 1) if content == _CUT else _read_content(content)

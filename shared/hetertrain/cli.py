@@ -1,0 +1,163 @@
+"""The one console script, ``hetertrain``: shows and runs the commands of the parts that are installed.
+
+Parts announce their commands by entry points (group ``hetertrain.commands``): modules that are cheap to import, with the
+modules they need in ``NEEDS`` and their commands in ``COMMANDS``. A part whose needs are not installed does not show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from hetertrain import __version__, config, logging
+from hetertrain.errors import HetertrainError, SettingsError
+
+GROUP = "hetertrain.commands"
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One subcommand of a part."""
+
+    name: str
+    help: str
+    run: Callable[[argparse.Namespace], int]
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
+    settings: Callable[[], type[config.Settings]] | None = None
+    """Returns the settings class; it is imported only when the command is used."""
+
+
+def installed_commands() -> dict[str, Command]:
+    """Return the commands of the parts whose needs are installed."""
+    commands: dict[str, Command] = {}
+    for entry_point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        part = entry_point.load()
+        if all(importlib.util.find_spec(module) for module in part.NEEDS):
+            commands |= {command.name: command for command in part.COMMANDS}
+    return commands
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code; typed errors become one line and their exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    commands = installed_commands()
+    namespace = argparse.Namespace(log_level="info")
+    try:
+        namespace = _parse(arguments, commands)
+        logging.configure(namespace.log_level, json=namespace.log_json)
+        return int(namespace.run(namespace))
+    except HetertrainError as error:
+        if namespace.log_level == "debug":
+            traceback.print_exc()
+        sys.stderr.write(f"error[{error.code}]: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parse(arguments: list[str], commands: dict[str, Command]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="hetertrain",
+        description="Semi-asynchronous training over vehicles, gateways and a cloud, over MQTT.",
+        epilog="More parts: pip install 'hetertrain[vehicle]', [edge], [cloud] or [lab].",
+    )
+    parser.add_argument("--version", action="version", version=f"hetertrain {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    used = next((word for word in arguments if not word.startswith("-")), None)
+    if used is not None and used not in commands and used != "config":
+        known = ", ".join([*commands, "config"])
+        raise SettingsError(
+            f"unknown command {used}; installed: {known}. Other parts come with "
+            "pip install 'hetertrain[vehicle]', [edge], [cloud] or [lab]"
+        )
+    for name, command in commands.items():
+        subparser = subparsers.add_parser(name, help=command.help, description=command.help)
+        _add_common(subparser)
+        if command.add_arguments is not None:
+            command.add_arguments(subparser)
+        if command.settings is not None:
+            subparser.add_argument(
+                "--config", type=Path, metavar="FILE", help="settings file (TOML)"
+            )
+            if name == used:
+                config.add_flags(subparser, command.settings())
+        subparser.set_defaults(run=command.run)
+    _add_config(subparsers, commands)
+    namespace = parser.parse_args(arguments)
+    chosen = commands.get(namespace.command)
+    if chosen is not None and chosen.settings is not None:
+        settings_class = chosen.settings()
+        flags = config.flags_of(namespace, settings_class)
+        namespace.settings = config.load(settings_class, flags, namespace.config).settings
+    return namespace
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    levels = ("debug", "info", "warning", "error")
+    parser.add_argument("--log-level", choices=levels, default="info", help="least level to log")
+    parser.add_argument("--log-json", action="store_true", help="log one JSON object per line")
+
+
+def _add_config(subparsers: Any, commands: dict[str, Command]) -> None:
+    parser = subparsers.add_parser("config", help="show the settings and where each comes from")
+    actions = parser.add_subparsers(dest="action", metavar="show", required=True)
+    show = actions.add_parser("show", help="show the settings and where each comes from")
+    with_settings = {name: c.settings for name, c in commands.items() if c.settings is not None}
+    show.add_argument("part", nargs="?", choices=sorted(with_settings), help="one part only")
+    show.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML)")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    _add_common(show)
+
+    def run(namespace: argparse.Namespace) -> int:
+        parts = {n: c() for n, c in with_settings.items() if namespace.part in (None, n)}
+        rows = {name: _origins(part, namespace.config) for name, part in parts.items()}
+        if namespace.json:
+            sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        else:
+            _print_origins(rows)
+        return 0
+
+    show.set_defaults(run=run)
+
+
+def _origins(settings_class: type[config.Settings], file: Path | None) -> list[dict[str, str]]:
+    found = config.given(settings_class, {}, file)
+    rows = []
+    for name, info in settings_class.model_fields.items():
+        value = found.values.get(name, info.default)
+        text = "" if value is None else str(value)
+        origin = found.origins.get(name, "default")
+        if name not in found.values and info.is_required():
+            text, origin = "", "missing"
+        if config.is_secret(info) and text:
+            text = "**********"
+        flag = "" if config.is_secret(info) else config.flag_name(name)
+        variable = config.variable_name(settings_class, name)
+        rows.append(
+            {"setting": name, "value": text, "origin": origin, "flag": flag, "variable": variable}
+        )
+    return rows
+
+
+def _print_origins(rows: dict[str, list[dict[str, str]]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    for name, settings in rows.items():
+        table = Table(title=name, title_justify="left")
+        for column in ("setting", "value", "origin", "flag", "variable"):
+            table.add_column(column, overflow="fold")
+        for row in settings:
+            table.add_row(*map(escape, row.values()))
+        console.print(table)

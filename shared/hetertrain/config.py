@@ -1,0 +1,207 @@
+"""Settings of the parts: flag over environment over TOML file over default, and where each value came from.
+
+A part's settings are a frozen ``Settings`` class with a ``section``: its variables begin with ``HETERTRAIN_VEHICLE_``, its
+TOML table is ``[vehicle]``. What several parts share may be given once, as ``HETERTRAIN_BROKER_HOST`` or in ``[common]``;
+the part's own wins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
+
+from pydantic import SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from hetertrain.errors import SettingsError
+
+PREFIX = "HETERTRAIN_"
+DEFAULT_FILE = "hetertrain.toml"
+
+
+class Settings(BaseSettings):
+    """Base of all settings: frozen, and unknown keys are errors."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    section: ClassVar[str] = "common"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003  # the library's signature
+        init_settings: PydanticBaseSettingsSource,
+        *_others: PydanticBaseSettingsSource,
+        **_named: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take values from the constructor only; ``load`` orders the sources and names them."""
+        return (init_settings,)
+
+
+S = TypeVar("S", bound=Settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[S]):
+    """Settings, and for each field where its value came from."""
+
+    settings: S
+    origins: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The values that were given before validation, and their origins."""
+
+    values: dict[str, Any]
+    origins: dict[str, str]
+
+
+def load(settings_class: type[S], flags: Mapping[str, object], file: Path | None) -> Loaded[S]:
+    """Collect and validate a part's settings.
+
+    Raises:
+        SettingsError: the file cannot be read, or a value is missing or wrong; the message names
+            flag, variable and key.
+    """
+    found = given(settings_class, flags, file)
+    try:
+        settings = settings_class(**found.values)
+    except ValidationError as error:
+        raise SettingsError(_explain(settings_class, found.origins, error)) from error
+    return Loaded(
+        settings, {n: found.origins.get(n, "default") for n in settings_class.model_fields}
+    )
+
+
+def given(settings_class: type[Settings], flags: Mapping[str, object], file: Path | None) -> Given:
+    """Collect what was given, by rising precedence, without validating it."""
+    section = settings_class.section
+    path = _file(file)
+    tables = _read(path)
+    _check_keys(settings_class, tables.get(section, {}), path)
+    known = settings_class.model_fields
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for table in ("common", section):
+        for name, value in tables.get(table, {}).items():
+            if name in known:
+                values[name] = value
+                origins[name] = f"file {path} [{table}]"
+    for prefix in (PREFIX, f"{PREFIX}{section.upper()}_"):
+        source = EnvSettingsSource(settings_class, env_prefix=prefix, env_ignore_empty=True)
+        for name, value in source().items():
+            values[name] = value
+            origins[name] = f"environment {prefix}{name.upper()}"
+    for name, value in flags.items():
+        values[name] = value
+        origins[name] = f"flag {flag_name(name)}"
+    return Given(values, origins)
+
+
+def flag_name(field: str) -> str:
+    """Return the command-line flag of a field."""
+    return "--" + field.replace("_", "-")
+
+
+def variable_name(settings_class: type[Settings], field: str) -> str:
+    """Return the environment variable of a field."""
+    return f"{PREFIX}{settings_class.section}_{field}".upper()
+
+
+def is_secret(info: FieldInfo) -> bool:
+    """Tell whether a field holds a secret: it is shown masked, and has no flag, since others can read argv."""
+    return SecretStr in (info.annotation, *get_args(info.annotation))
+
+
+def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -> None:
+    """Add one flag per field; a flag that is not used is absent from the namespace."""
+    for name, info in settings_class.model_fields.items():
+        if is_secret(info):
+            continue
+        help_text = info.description or ""
+        if not info.is_required() and info.default not in (None, {}, ()):
+            help_text += f" (default: {info.default})"
+        options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": help_text}
+        if info.annotation is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif get_origin(info.annotation) is dict:
+            options |= {"action": "append", "metavar": "KEY=VALUE"}
+        else:
+            options["metavar"] = name.rsplit("_", 1)[-1].upper()
+        parser.add_argument(flag_name(name), **options)
+
+
+def flags_of(namespace: argparse.Namespace, settings_class: type[Settings]) -> dict[str, object]:
+    """Return the flags that were used.
+
+    Raises:
+        SettingsError: a ``key=value`` flag has no ``=``.
+    """
+    flags: dict[str, object] = {}
+    for name, info in settings_class.model_fields.items():
+        if not hasattr(namespace, name):
+            continue
+        value = getattr(namespace, name)
+        flags[name] = _pairs(name, value) if get_origin(info.annotation) is dict else value
+    return flags
+
+
+def _pairs(name: str, texts: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if not all(separator for _, separator, _ in pairs):
+        raise SettingsError(f"{flag_name(name)} takes KEY=VALUE, got {' '.join(texts)}")
+    return {key: value for key, _, value in pairs}
+
+
+def _file(file: Path | None) -> Path | None:
+    if file is not None:
+        return file
+    named = os.environ.get(f"{PREFIX}CONFIG")
+    if named:
+        return Path(named)
+    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None
+
+
+def _read(path: Path | None) -> dict[str, dict[str, Any]]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"cannot read the settings file {path}: {error}") from error
+
+
+def _check_keys(
+    settings_class: type[Settings], table: Mapping[str, Any], path: Path | None
+) -> None:
+    for name in table.keys() - settings_class.model_fields.keys():
+        close = difflib.get_close_matches(name, settings_class.model_fields, 1)
+        hint = f": did you mean {close[0]}?" if close else ""
+        raise SettingsError(f"unknown key {name} in [{settings_class.section}] of {path}{hint}")
+
+
+def _explain(
+    settings_class: type[Settings], origins: Mapping[str, str], error: ValidationError
+) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    if not first["loc"]:
+        return f"{settings_class.section}: {first['msg']}"
+    field = str(first["loc"][0])
+    if first["type"] == "missing":
+        return (
+            f"{settings_class.section} needs {field}: give {flag_name(field)}, "
+            f"{variable_name(settings_class, field)}, or {field} in [{settings_class.section}] of {DEFAULT_FILE}"
+        )
+    return f"{field} (from {origins.get(field, 'default')}): {first['msg']}"

@@ -1,0 +1,48 @@
+"""Logging for all parts: structlog, one event name per fact, fields after; secrets are masked whoever logs them."""
+
+from __future__ import annotations
+
+import logging as standard_logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, cast
+
+import structlog
+
+_SECRETS = ("password", "token", "secret", "key_pem")
+
+
+def configure(level: str = "info", *, json: bool = False) -> None:
+    """Log to standard error from ``level`` on: for people, or one JSON object per line."""
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if json
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _mask_secrets,
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            standard_logging.getLevelNamesMapping()[level.upper()]
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def get_logger(**bound: Any) -> structlog.typing.FilteringBoundLogger:
+    """Return a logger with fields that all its events carry."""
+    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(**bound))
+
+
+def _mask_secrets(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    for key in event:
+        if any(secret in key.lower() for secret in _SECRETS):
+            event[key] = "**********"
+    return event

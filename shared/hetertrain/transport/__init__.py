@@ -1,0 +1,1 @@
+"""Carriage over MQTT, and the durable queues at both ends of it."""

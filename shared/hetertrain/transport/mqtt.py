@@ -1,0 +1,365 @@
+"""The only module that touches paho-mqtt: one thread owns the client, everybody else talks to queues.
+
+``Connection`` is that thread. It connects, subscribes, reconnects with capped exponential backoff and jitter, takes
+what ``publish`` queued, and hands what happens to one callback, which must only enqueue. Callbacks of paho never do work.
+A link's rate is really limited here: a token bucket per direction decides when the socket is read and when the next
+frame is handed to the client, so that a slow link slows its node and, through TCP, the broker's queue to it.
+
+MQTT 5, QoS 1, persistent session with an explicit expiry. The broker's PUBACK is reported as ``Delivered`` and means no
+more than that the broker has the frame; a PUBACK that refuses is reported as ``Denied``.
+"""
+
+from __future__ import annotations
+
+import random
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from hetertrain.errors import TransportError
+from hetertrain.wire.uplink import Outgoing
+
+KEEPALIVE_SECONDS = 30
+SESSION_EXPIRY_SECONDS = 3600
+BACKOFF_SECONDS_MIN = 0.2
+BACKOFF_SECONDS_MAX = 30.0
+POLL_SECONDS_MAX = 0.5
+QUEUE_BYTES_MAX = 256 << 20
+"""Frames that wait for the connection; beyond it the oldest are dropped and counted: senders repeat."""
+INFLIGHT_MAX = 64
+FRAME_OVERHEAD_BYTES = 60
+"""TCP/IP and MQTT headers of one packet, as the rate limit counts them."""
+SESSION_TAKEN_OVER = 0x8E
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where the broker is and how we show who we are."""
+
+    host: str
+    port: int
+    client_id: str
+    username: str | None = None
+    password: str | None = None
+    ca_file: str | None = None
+    """PEM file of the CA; set: TLS."""
+    certificate_file: str | None = None
+    key_file: str | None = None
+    rate_bits_per_second: int | None = None
+    """Limit each direction to this rate; None: as fast as it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The session stands and all subscriptions are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection broke or could not be made; it is tried again, unless ``is_final``."""
+
+    reason: str
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message arrived."""
+
+    topic: str
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The broker has taken the frame with this token."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The broker refused a publish or subscription: check the access rights of this node."""
+
+    what: str
+    reason: str
+
+
+Event = Connected | Disconnected | Received | Delivered | Denied
+
+
+class TokenBucket:
+    """A rate in bytes; a packet may overdraw it, and then all wait until the debt is paid."""
+
+    def __init__(self, rate_bits_per_second: int | None) -> None:
+        self._bytes_per_second = rate_bits_per_second / 8 if rate_bits_per_second else None
+        self._free_at = 0.0
+
+    def wait_seconds(self, now: float) -> float:
+        """Return how long until the next packet may pass."""
+        return max(0.0, self._free_at - now)
+
+    def take(self, num_bytes: int, now: float) -> None:
+        """Account for one packet."""
+        if self._bytes_per_second is not None:
+            self._free_at = max(now, self._free_at) + num_bytes / self._bytes_per_second
+
+
+class Connection(threading.Thread):
+    """One node's connection to one broker."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        subscriptions: tuple[str, ...],
+        on_event: Callable[[Event], None],
+        will: Outgoing | None = None,
+    ) -> None:
+        super().__init__(name=f"mqtt-{endpoint.client_id}", daemon=True)
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self.frames_dropped = 0
+        self._endpoint = endpoint
+        self._subscriptions = subscriptions
+        self._on_event = on_event
+        self._up = TokenBucket(endpoint.rate_bits_per_second)
+        self._down = TokenBucket(endpoint.rate_bits_per_second)
+        self._queue: deque[Outgoing] = deque()
+        self._queue_bytes = 0
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._wake_read, self._wake_write = socket.socketpair()
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+        self._tokens: dict[int, int | None] = {}
+        self._is_ready = False
+        self._is_taken_over = False
+        self._failures = 0
+        self._client = self._build_client(will)
+
+    def publish(self, outgoing: tuple[Outgoing, ...]) -> None:
+        """Queue frames; any thread may call it. Never blocks."""
+        if not outgoing:
+            return
+        with self._lock:
+            for item in outgoing:
+                self._queue.append(item)
+                self._queue_bytes += len(item.frame)
+            while self._queue_bytes > QUEUE_BYTES_MAX:
+                self._queue_bytes -= len(self._queue.popleft().frame)
+                self.frames_dropped += 1
+        self._wake()
+
+    def stop(self, timeout_seconds: float = 2.0) -> None:
+        """Send what is queued, say goodbye and end the thread, within ``timeout_seconds``."""
+        deadline = time.monotonic() + timeout_seconds
+        while self._queue and self._is_ready and time.monotonic() < deadline:
+            self._stopping.wait(0.02)
+        self._stopping.set()
+        self._wake()
+        self.join(max(0.1, deadline - time.monotonic()))
+
+    def run(self) -> None:
+        """Own the client until stopped."""
+        try:
+            while not self._stopping.is_set() and not self._is_taken_over:
+                if self._connect():
+                    self._serve()
+                self._back_off()
+            self._client.disconnect()
+            self._client.loop_write()
+        finally:
+            for end in (self._wake_read, self._wake_write):
+                end.close()
+
+    def _build_client(self, will: Outgoing | None) -> paho.Client:
+        endpoint = self._endpoint
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=endpoint.client_id,
+            protocol=paho.MQTTv5,
+            reconnect_on_failure=False,
+        )
+        client.max_inflight_messages_set(INFLIGHT_MAX)
+        client.max_queued_messages_set(2 * INFLIGHT_MAX)
+        if endpoint.username is not None:
+            client.username_pw_set(endpoint.username, endpoint.password)
+        if endpoint.ca_file is not None:
+            client.tls_set(endpoint.ca_file, endpoint.certificate_file, endpoint.key_file)
+        if will is not None:
+            client.will_set(will.topic, will.frame, qos=1, retain=will.retain)
+        client.on_connect = self._connected
+        client.on_subscribe = self._subscribed
+        client.on_disconnect = self._disconnected
+        client.on_message = self._received
+        client.on_publish = self._published
+        return client
+
+    def _connect(self) -> bool:
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho
+        properties.SessionExpiryInterval = SESSION_EXPIRY_SECONDS
+        try:
+            self._client.connect(
+                self._endpoint.host,
+                self._endpoint.port,
+                keepalive=KEEPALIVE_SECONDS,
+                clean_start=False,
+                properties=properties,
+            )
+        except (OSError, ValueError) as error:
+            self._on_event(Disconnected(f"{self._endpoint.host}:{self._endpoint.port}: {error}"))
+            return False
+        raw = self._client.socket()
+        if self._endpoint.rate_bits_per_second and raw is not None:
+            # A small receive buffer, so that the rate limit reaches back to the broker.
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)  # type: ignore[attr-defined]  # paho's protocol type lacks it
+        return True
+
+    def _serve(self) -> None:
+        """Read, write and keep alive until the connection ends or we stop."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            while not self._stopping.is_set():
+                raw = self._client.socket()
+                if raw is None:
+                    return
+                now = time.monotonic()
+                self._hand_over(now)
+                wait_down = self._down.wait_seconds(now)
+                interest = selectors.EVENT_READ if wait_down == 0 else 0
+                interest |= selectors.EVENT_WRITE if self._client.want_write() else 0
+                timeout = self._poll_seconds(now, wait_down)
+                self._wait(selector, raw, interest, timeout)
+                if self._client.loop_misc() != paho.MQTT_ERR_SUCCESS:
+                    return
+
+    def _wait(
+        self, selector: selectors.BaseSelector, raw: Any, interest: int, timeout: float
+    ) -> None:
+        if interest:
+            selector.register(raw, interest)
+        pending = getattr(raw, "pending", lambda: 0)()
+        ready = dict(
+            (key.fileobj, mask) for key, mask in selector.select(0 if pending else timeout)
+        )
+        if interest:
+            selector.unregister(raw)
+        if self._wake_read in ready:
+            self._drain_wake()
+        mask = ready.get(raw, 0)
+        if (mask & selectors.EVENT_READ) or (pending and interest & selectors.EVENT_READ):
+            self._client.loop_read()
+        if mask & selectors.EVENT_WRITE:
+            self._client.loop_write()
+
+    def _poll_seconds(self, now: float, wait_down: float) -> float:
+        timeout = POLL_SECONDS_MAX
+        if wait_down:
+            timeout = min(timeout, wait_down)
+        if self._queue and self._is_ready:
+            timeout = min(timeout, max(self._up.wait_seconds(now), 0.001))
+        return timeout
+
+    def _hand_over(self, now: float) -> None:
+        """Give paho the next frames, as the rate and its window allow."""
+        while (
+            self._is_ready and self._up.wait_seconds(now) == 0 and len(self._tokens) < INFLIGHT_MAX
+        ):
+            with self._lock:
+                if not self._queue:
+                    return
+                item = self._queue.popleft()
+                self._queue_bytes -= len(item.frame)
+            info = self._client.publish(item.topic, item.frame, qos=1, retain=item.retain)
+            self._tokens[info.mid] = item.token
+            size = len(item.frame) + len(item.topic) + FRAME_OVERHEAD_BYTES
+            self._up.take(size, now)
+            self.bytes_up += size
+
+    def _back_off(self) -> None:
+        self._is_ready = False
+        self._tokens.clear()
+        self._failures += 1
+        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * 2 ** min(self._failures, 16))
+        jitter = random.uniform(0.5, 1.0)  # noqa: S311  # spreads reconnects, guards nothing
+        self._stopping.wait(ceiling * jitter)
+
+    def _connected(
+        self, client: paho.Client, _data: Any, _flags: Any, code: ReasonCode, _properties: Any
+    ) -> None:
+        if code.is_failure:
+            self._on_event(Disconnected(f"the broker refused us: {code}"))
+            return
+        client.subscribe([(topic, SubscribeOptions(qos=1)) for topic in self._subscriptions])
+
+    def _subscribed(
+        self, _client: Any, _data: Any, _mid: int, codes: list[ReasonCode], _properties: Any
+    ) -> None:
+        for topic, code in zip(self._subscriptions, codes, strict=False):
+            if code.is_failure:
+                self._on_event(Denied(topic, str(code)))
+        self._is_ready = True
+        self._failures = 0
+        self._on_event(Connected())
+
+    def _disconnected(
+        self, _client: Any, _data: Any, _flags: Any, code: ReasonCode, _properties: Any
+    ) -> None:
+        self._is_taken_over = code.value == SESSION_TAKEN_OVER
+        if not self._stopping.is_set():
+            self._on_event(Disconnected(str(code), self._is_taken_over))
+
+    def _received(self, _client: Any, _data: Any, message: paho.MQTTMessage) -> None:
+        size = len(message.payload) + len(message.topic) + FRAME_OVERHEAD_BYTES
+        self._down.take(size, time.monotonic())
+        self.bytes_down += size
+        self._on_event(Received(message.topic, bytes(message.payload)))
+
+    def _published(
+        self, _client: Any, _data: Any, mid: int, code: ReasonCode, _properties: Any
+    ) -> None:
+        token = self._tokens.pop(mid, None)
+        if code.is_failure:
+            self._on_event(Denied(f"publish {mid}", str(code)))
+        elif token is not None:
+            self._on_event(Delivered(token))
+
+    def _wake(self) -> None:
+        try:
+            self._wake_write.send(b"\0")
+        except OSError:
+            return  # Full: the thread is awake anyway. Closed: it has ended.
+
+    def _drain_wake(self) -> None:
+        try:
+            while self._wake_read.recv(4096):
+                continue
+        except BlockingIOError:
+            return
+
+
+def check_reachable(endpoint: Endpoint, timeout_seconds: float = 5.0) -> None:
+    """Fail early, naming the address, where nothing listens.
+
+    Raises:
+        TransportError: nobody accepts a connection there.
+    """
+    try:
+        socket.create_connection((endpoint.host, endpoint.port), timeout_seconds).close()
+    except OSError as error:
+        raise TransportError(
+            f"no broker at {endpoint.host}:{endpoint.port} ({error}): start one or set --broker-host "
+            "and --broker-port"
+        ) from error

@@ -1,0 +1,83 @@
+"""What every long-running part shares: one mailbox, one thread that owns the state machines, a clean end.
+
+Connections, pipes and timers put events into the ``Mailbox``; the thread that runs the part takes them one by one. SIGTERM
+and SIGINT are events too.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import ClassVar, Generic, TypeVar
+
+from pydantic import Field, SecretStr
+
+from hetertrain.config import Settings
+from hetertrain.transport.mqtt import Endpoint
+
+E = TypeVar("E")
+
+
+class Stop:
+    """Asks the part to end."""
+
+
+class Mailbox(Generic[E]):
+    """Events for one owner, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[E | Stop] = queue.SimpleQueue()
+
+    def put(self, event: E | Stop) -> None:
+        """Add an event; any thread may call it."""
+        self._queue.put(event)
+
+    def take(self, until: float) -> E | Stop | None:
+        """Return the next event, or None at ``until`` (monotonic seconds)."""
+        try:
+            return self._queue.get(timeout=max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def stop_on_signals(self) -> None:
+        """Turn SIGTERM and SIGINT into a ``Stop``; call it in the main thread."""
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            self.put(Stop())
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+
+
+class BrokerSettings(Settings):
+    """What every part needs to reach its broker and to keep its state."""
+
+    section: ClassVar[str] = "common"
+
+    job: str = Field(description="the job to work on")
+    state_directory: Path = Field(Path("state"), description="where durable state is kept")
+    broker_host: str = Field("127.0.0.1", description="the broker's host name or address")
+    broker_port: int = Field(1883, ge=1, le=65535, description="the broker's TCP port")
+    broker_username: str | None = Field(None, description="user name at the broker")
+    broker_password: SecretStr | None = Field(None, description="password at the broker")
+    tls_ca_file: str | None = Field(None, description="PEM file of the broker's CA; set: TLS")
+    tls_certificate_file: str | None = Field(None, description="PEM file of our certificate")
+    tls_key_file: str | None = Field(None, description="PEM file of our key")
+
+    def endpoint(self, client_id: str, rate_bits_per_second: int | None = None) -> Endpoint:
+        """Describe the broker for a connection."""
+        password = self.broker_password
+        return Endpoint(
+            host=self.broker_host,
+            port=self.broker_port,
+            client_id=client_id,
+            username=self.broker_username,
+            password=None if password is None else password.get_secret_value(),
+            ca_file=self.tls_ca_file,
+            certificate_file=self.tls_certificate_file,
+            key_file=self.tls_key_file,
+            rate_bits_per_second=rate_bits_per_second,
+        )

@@ -1,0 +1,310 @@
+"""An aggregator's end of the conversation with its nodes: collects contents, answers, broadcasts versions by tier.
+
+The cloud speaks so to its gateways and vehicles, and a gateway to its cell. Per tier it keeps the model that the tier's
+nodes hold and broadcasts the compressed difference to it, with error feedback: the kept model moves by what was decoded,
+so what a budget left out goes with the next difference. All nodes of a tier hold bit-identical models, checked by
+digest. A whole model restarts a tier's chain: at a synchronisation, and when a node's heartbeat shows that it lost it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hetertrain import codec
+from hetertrain.core.aggregator import SyncNotice
+from hetertrain.core.gate import Verdict
+from hetertrain.core.tiers import TIERS, Tier
+from hetertrain.core.update import Checkpoint, model_digest
+from hetertrain.errors import FrameError
+from hetertrain.wire import topics
+from hetertrain.wire.contents import JobTerms, model_head, verdict_message
+from hetertrain.wire.frames import (
+    Begin,
+    Chunk,
+    Flushed,
+    Message,
+    Missing,
+    NodeState,
+    Sync,
+    pack,
+    unpack,
+)
+from hetertrain.wire.transfer import Receiver, Sender
+from hetertrain.wire.uplink import HEARTBEAT_SECONDS, FrameRefused, Outgoing
+
+SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS
+"""A node that was not heard for so long counts as gone until it is heard again."""
+BROADCAST_SECONDS_MIN = 1.0
+BROADCAST_SECONDS_MAX = 4.0
+CONTENT_GROUPS_MAX = 64
+RECEIVERS_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """A node's heartbeat."""
+
+    state: NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """A node's last will, or its silence."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlushReported:
+    """A node has nothing (more) to flush."""
+
+    node: str
+    sync: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContentReceived:
+    """A whole content of a node: an update or a partial, still to be examined."""
+
+    node: str
+    seq: int
+    content: bytearray
+
+
+DownlinkEvent = NodeSeen | NodeGone | FlushReported | ContentReceived | FrameRefused
+
+
+@dataclass(frozen=True, slots=True)
+class DownlinkReady:
+    """What to send, what happened, and when to call ``tick``."""
+
+    send: tuple[Outgoing, ...]
+    events: tuple[DownlinkEvent, ...]
+    wake_at: float
+
+
+@dataclass(slots=True)
+class _Chain:
+    """What the nodes of one tier hold."""
+
+    tier: Tier
+    held: Checkpoint | None = None
+    digest: str = ""
+    recent: list[str] = field(default_factory=list)
+    """Digests that a node may still hold because the newest is on its way."""
+    seq: int = 0
+    sent_at: float = -1e9
+    free_at: float = 0.0
+    """When the link has had time for what was sent."""
+    whole_until: float = 0.0
+    """Until then a whole model is on its way; nobody needs to ask for one."""
+    needs_whole: bool = True
+
+
+@dataclass(slots=True)
+class Downlink:
+    """One aggregator's conversation with the nodes of its cell."""
+
+    job: str
+    cell: str
+    budget_share: float = 0.5
+    nodes: dict[str, NodeState] = field(default_factory=dict)
+    _heard_at: dict[str, float] = field(default_factory=dict)
+    _receivers: dict[str, Receiver] = field(default_factory=dict)
+    _verdicts: dict[str, Verdict] = field(default_factory=dict)
+    _chains: dict[str, _Chain] = field(default_factory=dict)
+    _checkpoint: Checkpoint | None = None
+    _terms: JobTerms | None = None
+    _send: list[Outgoing] = field(default_factory=list)
+    _events: list[DownlinkEvent] = field(default_factory=list)
+
+    @property
+    def subscriptions(self) -> tuple[str, ...]:
+        """The topics that the driver subscribes to."""
+        return (topics.up(self.job, self.cell, "+", "+"), topics.state("+"))
+
+    def release(
+        self, checkpoint: Checkpoint, sync: int | None, terms: JobTerms, now: float
+    ) -> DownlinkReady:
+        """Announce a version: to each tier when its link is free, at once and whole where it ends a sync."""
+        self._checkpoint, self._terms = checkpoint, terms
+        for chain in self._chains.values():
+            if sync is not None:
+                self._broadcast(chain, now, sync)
+        return self.tick(now)
+
+    def notice(self, notice: SyncNotice, now: float) -> DownlinkReady:
+        """Announce a synchronisation."""
+        message = Sync(sync=notice.sync, deadline_seconds=notice.deadline_seconds)
+        self._publish(topics.sync(self.job, self.cell), message)
+        return self.tick(now)
+
+    def answer(self, verdict: Verdict, now: float) -> DownlinkReady:
+        """Acknowledge a content; call it only when what the verdict says is durable."""
+        self._verdicts[verdict.node] = verdict
+        self._publish(topics.inbox(verdict.node), verdict_message(verdict))
+        return self.tick(now)
+
+    def received(self, topic: str, frame: bytes, now: float) -> DownlinkReady:
+        """A frame arrived; a bad one becomes a ``FrameRefused``."""
+        try:
+            message, payload = unpack(frame)
+            self._take(topic, message, payload, now)
+        except FrameError as error:
+            self._events.append(FrameRefused(error.reason, str(error)))
+        return self.tick(now)
+
+    def tick(self, now: float) -> DownlinkReady:
+        """Broadcast what is due, and notice who fell silent."""
+        for node, heard_at in list(self._heard_at.items()):
+            if now > heard_at + SILENCE_SECONDS:
+                self._forget(node)
+        wake_at = now + HEARTBEAT_SECONDS
+        for chain in self._chains.values():
+            if self._has_news(chain):
+                if now >= chain.free_at:
+                    self._broadcast(chain, now, None)
+                wake_at = min(wake_at, max(chain.free_at, now + 0.05))
+        ready = DownlinkReady(tuple(self._send), tuple(self._events), wake_at)
+        self._send.clear()
+        self._events.clear()
+        return ready
+
+    def _has_news(self, chain: _Chain) -> bool:
+        if self._checkpoint is None:
+            return False
+        behind = chain.held is None or chain.held.version != self._checkpoint.version
+        return behind or chain.needs_whole
+
+    def _publish(self, topic: str, message: Message, payload: bytes | memoryview = b"") -> None:
+        self._send.append(Outgoing(topic, pack(message, payload)))
+
+    def _take(self, topic: str, message: Message, payload: memoryview, now: float) -> None:
+        sender = topic.rsplit("/", 2)[1 if topic.endswith("/state") else 2]
+        if getattr(message, "node", sender) != sender:
+            raise FrameError("identity", f"{sender} sent a message in another node's name")
+        match message:
+            case NodeState():
+                self._hear(message, now)
+            case Begin():
+                self._begin(message)
+            case Chunk():
+                receiver = self._receivers.get(message.node)
+                if receiver is None or receiver.begin.seq != message.seq:
+                    return  # Its Begin was lost; the sender asks again.
+                content = receiver.chunk(message.index, payload)
+                if content is not None:
+                    del self._receivers[message.node]
+                    self._events.append(ContentReceived(message.node, message.seq, content))
+            case Flushed():
+                self._events.append(FlushReported(message.node, message.sync))
+            case _:
+                raise FrameError("direction", f"{type(message).__name__} is not for an aggregator")
+
+    def _hear(self, state: NodeState, now: float) -> None:
+        if state.job != self.job or state.cell != self.cell:
+            return  # Another cell's node; states are one topic for all who watch.
+        if not state.is_online:
+            if state.node in self._heard_at:
+                self._forget(state.node)
+            return
+        tier = TIERS.get(state.tier)
+        if tier is None:
+            raise FrameError("tier", f"unknown tier {state.tier!r}")
+        self.nodes[state.node] = state
+        self._heard_at[state.node] = now
+        self._events.append(NodeSeen(state))
+        chain = self._chains.setdefault(tier.name, _Chain(tier))
+        if now >= chain.whole_until and self._has_lost_chain(chain, state.model, now):
+            chain.needs_whole = True
+
+    def _has_lost_chain(self, chain: _Chain, model: str, now: float) -> bool:
+        if model == chain.digest:
+            return False
+        return model not in chain.recent or now > chain.free_at + SILENCE_SECONDS
+
+    def _forget(self, node: str) -> None:
+        del self._heard_at[node]
+        self.nodes.pop(node, None)
+        self._receivers.pop(node, None)
+        self._events.append(NodeGone(node))
+
+    def _begin(self, begin: Begin) -> None:
+        verdict = self._verdicts.get(begin.node)
+        if verdict is not None and verdict.seq == begin.seq:
+            self._publish(topics.inbox(begin.node), verdict_message(verdict))
+            return
+        receiver = self._receivers.get(begin.node)
+        if receiver is not None and receiver.begin == begin:
+            self._publish(topics.inbox(begin.node), Missing(seq=begin.seq), receiver.missing())
+            return
+        limit = self._content_bytes_max()
+        if begin.size_bytes > limit or len(self._receivers) >= RECEIVERS_MAX:
+            raise FrameError(
+                "size", f"{begin.node} announces {begin.size_bytes} bytes; limit {limit}"
+            )
+        self._receivers[begin.node] = Receiver(begin)
+
+    def _content_bytes_max(self) -> int:
+        if self._checkpoint is None:
+            return 0
+        return CONTENT_GROUPS_MAX * 8 * self._checkpoint.vector.size + (1 << 20)
+
+    def _broadcast(self, chain: _Chain, now: float, sync: int | None) -> None:
+        """Send the newest version to one tier, as a difference where that is less."""
+        assert self._checkpoint is not None, "there is a version to send"
+        assert self._terms is not None, "a version comes with its terms"
+        checkpoint, terms = self._checkpoint, self._terms
+        seconds = min(max(now - chain.sent_at, BROADCAST_SECONDS_MIN), BROADCAST_SECONDS_MAX)
+        budget = chain.tier.budget_bytes(seconds, self.budget_share)
+        whole_bytes = 4 * checkpoint.vector.size + codec.MINIMUM_BUDGET_BYTES
+        is_whole = (
+            chain.held is None
+            or chain.needs_whole
+            or sync is not None
+            or terms.policy.is_dense
+            or whole_bytes <= budget
+        )
+        if is_whole:
+            base, vector = "", checkpoint.vector
+            payload = codec.encode(vector, None).payload
+        else:
+            assert chain.held is not None, "a difference has a base"
+            base = chain.digest
+            difference = checkpoint.vector - chain.held.vector
+            encoded = codec.encode(difference, max(budget, codec.MINIMUM_BUDGET_BYTES))
+            vector, payload = chain.held.vector + encoded.decoded, encoded.payload
+        chain.held = Checkpoint(checkpoint.version, vector, checkpoint.integers)
+        chain.recent = [*chain.recent[-7:], chain.digest]
+        chain.digest = model_digest(vector, checkpoint.integers)
+        head = model_head(
+            version=checkpoint.version,
+            sync=sync,
+            base=base,
+            model=chain.digest,
+            size=vector.size,
+            integers=checkpoint.integers,
+            terms=terms,
+        )
+        content = pack(head, payload)
+        self._send_chunks(chain, content)
+        airtime = chain.tier.seconds_for(len(content))
+        chain.sent_at = now
+        chain.free_at = max(now, chain.free_at) + airtime / self.budget_share
+        if is_whole:
+            chain.needs_whole = False
+            chain.whole_until = chain.free_at + 2 * HEARTBEAT_SECONDS
+
+    def _send_chunks(self, chain: _Chain, content: bytes) -> None:
+        chain.seq += 1
+        sender = Sender(
+            node=self.cell,
+            seq=chain.seq,
+            content=content,
+            chunk_bytes=chain.tier.chunk_bytes,
+            window=len(content),
+            airtime_seconds=0.0,
+        )
+        topic = topics.down(self.job, self.cell, chain.tier.name)
+        for message, chunk in sender.due(0.0):
+            self._publish(topic, message, chunk)

@@ -1,0 +1,145 @@
+"""The process that trains: runs the user's task on the node's own data, step by step, as it is told.
+
+It speaks frames over a pipe to its agent: a ``TrainCommand`` with a number of steps (and a vector to start from), answered
+by a ``TrainedReport`` with the local vector; an ``InterruptCommand`` ends the order at the next step boundary. When the
+agent goes away, so does the trainer. Training state beside the model (the optimiser's) lives here only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hetertrain.core.layout import Integers, ParameterLayout, Vector
+from hetertrain.errors import TaskError, TrainError
+from hetertrain.task import Batch, Node, Task, load_task, read_tensors, write_tensors
+from hetertrain.wire.frames import (
+    InterruptCommand,
+    TrainCommand,
+    TrainedReport,
+    TrainerReady,
+    TrainFailed,
+    pack,
+    unpack,
+)
+
+
+@dataclass(slots=True)
+class Trainer:
+    """A model, its data and its optimiser, trained in steps."""
+
+    task: Task
+    node: Node
+    step_seconds_min: float = 0.0
+    """Pads every step to this duration: a slower processor than the one at hand."""
+    model: nn.Module = field(init=False)
+    layout: ParameterLayout = field(init=False)
+    _optimizer: torch.optim.Optimizer = field(init=False)
+    _batches: Iterator[Batch] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = self.task.model()
+        parameters = {name for name, _ in self.model.named_parameters()}
+        self.layout = ParameterLayout.of(read_tensors(self.model), parameters, self.task.local)
+        self._optimizer = self.task.optimizer(self.model)
+        self._batches = iter(self.task.train_batches(self.node))
+
+    def load(self, vector: Vector, integers: Integers) -> None:
+        """Go on from another model; the optimiser's state stays."""
+        write_tensors(self.model, self.layout.unflatten(vector, integers))
+
+    def reset_optimizer(self) -> None:
+        """Forget the optimiser's momentum."""
+        self._optimizer = self.task.optimizer(self.model)
+
+    def vector(self) -> tuple[Vector, Integers]:
+        """Copy the local model."""
+        return self.layout.flatten(read_tensors(self.model))
+
+    def step(self) -> float:
+        """Train one batch and return its loss.
+
+        Raises:
+            TrainError: the loss is not finite.
+        """
+        started = time.monotonic()
+        self.model.train()
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self.task.loss(self.model, next(self._batches))
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._optimizer.step()
+        value = float(loss.detach())
+        if not np.isfinite(value):
+            raise TrainError(f"the loss is {value}: lower the learning rate, or check the data")
+        remaining = self.step_seconds_min - (time.monotonic() - started)
+        if remaining > 0:
+            time.sleep(remaining)
+        return value
+
+
+def serve(pipe: Connection, task_reference: str, node: Node, step_seconds_min: float) -> None:
+    """Run a trainer for the agent at the other end of ``pipe`` until it closes."""
+    torch.set_num_threads(1)
+    torch.manual_seed(node.seed)
+    try:
+        task = load_task(task_reference)
+        trainer = Trainer(task, node, step_seconds_min)
+        ready = TrainerReady(
+            examples=task.examples(node),
+            layout=trainer.layout.digest,
+            size=trainer.layout.size,
+            label=task.label(node),
+        )
+        pipe.send_bytes(pack(ready))
+        while True:
+            command, payload = unpack(pipe.recv_bytes())
+            if isinstance(command, TrainCommand):
+                pipe.send_bytes(_train(trainer, command, payload, pipe))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # The agent has gone.
+    except Exception as error:  # the user's code may raise anything; the agent reports it
+        _report_failure(pipe, error)
+
+
+def _train(trainer: Trainer, command: TrainCommand, payload: memoryview, pipe: Connection) -> bytes:
+    if len(payload):
+        start = np.frombuffer(payload, np.float32)
+        trainer.load(start, np.asarray(command.integers, np.int64))
+    if command.is_fresh:
+        trainer.reset_optimizer()
+    started = time.monotonic()
+    loss, done = 0.0, 0
+    while done < command.steps and not _is_interrupted(pipe):
+        loss = trainer.step()
+        done += 1
+    seconds = time.monotonic() - started
+    vector, integers = trainer.vector()
+    if not np.isfinite(vector).all():
+        raise TrainError("a parameter is not finite: lower the learning rate, or check the data")
+    report = TrainedReport(
+        steps=done, seconds=seconds, loss=loss, integers=tuple(int(i) for i in integers)
+    )
+    return pack(report, vector.tobytes())
+
+
+def _is_interrupted(pipe: Connection) -> bool:
+    if not pipe.poll():
+        return False
+    message, _ = unpack(pipe.recv_bytes())
+    assert isinstance(message, InterruptCommand), "one order at a time"
+    return True
+
+
+def _report_failure(pipe: Connection, error: Exception) -> None:
+    code: Any = error.code if isinstance(error, TaskError | TrainError) else type(error).__name__
+    try:
+        pipe.send_bytes(pack(TrainFailed(error=str(code)[:500], message=str(error)[:500])))
+    except OSError:
+        return  # The agent has gone; it logged the end of the pipe.
