@@ -33,14 +33,14 @@ from hetertrain.core.aggregator import (
 )
 from hetertrain.core.gate import Gate, Outcome, Verdict
 from hetertrain.core.layout import ParameterLayout
-from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, SyncPolicy
+from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import FrameError
 from hetertrain.logging import get_logger
+from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.task import load_task, read_tensors
 from hetertrain.transport import mqtt
 from hetertrain.transport.inbox import Inbox
-from hetertrain.transport.service import BrokerSettings, Mailbox, Stop
 from hetertrain.wire import topics
 from hetertrain.wire.contents import (
     JobTerms,
@@ -89,6 +89,9 @@ class AggregatorSettings(BrokerSettings):
     pace_steps: int | None = Field(
         None, ge=1, description="local steps per update (stepwise schemes)"
     )
+    server_rate: float | None = Field(
+        None, gt=0, description="how far a cut moves along the weighted mean"
+    )
     seed: int = Field(0, ge=0, description="seeds the initial model")
 
     def sync_policy(self) -> SyncPolicy:
@@ -102,6 +105,13 @@ class AggregatorSettings(BrokerSettings):
         )
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return replace(SYNC_PRESETS[self.policy], **given)
+
+    def weight_policy(self) -> WeightPolicy:
+        """Return the scheme's weights with what was set beside it."""
+        weights = WEIGHT_PRESETS[self.policy]
+        if self.server_rate is None:
+            return weights
+        return replace(weights, server_rate=self.server_rate)
 
 
 Input = mqtt.Event | Evaluated
@@ -148,7 +158,7 @@ class AggregatorService:
         aggregator = Aggregator(
             Gate(self._layout.digest, self._layout.size, self._layout.integer_size, policy.max_lag),
             policy,
-            WEIGHT_PRESETS[policy.name],
+            self._settings.weight_policy(),
             initial if stored is None else stored.checkpoint,
         )
         if stored is None:
@@ -157,7 +167,6 @@ class AggregatorService:
             aggregator.restore(stored.snapshot)
         for content in self._inbox.read(aggregator.checkpoint.version, 1 << 62):
             aggregator.replay(_read_record(content, aggregator.checkpoint.version))
-        aggregator.resume(time.monotonic())
         self._log.info("aggregator_recovered", version=aggregator.checkpoint.version)
         return aggregator
 

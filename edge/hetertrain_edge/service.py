@@ -38,10 +38,10 @@ from hetertrain.core.tiers import TIERS
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import FrameError
 from hetertrain.logging import get_logger
+from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.transport import mqtt
 from hetertrain.transport.inbox import Inbox
 from hetertrain.transport.outbox import Outbox
-from hetertrain.transport.service import BrokerSettings, Mailbox, Stop
 from hetertrain.wire import topics
 from hetertrain.wire.contents import (
     model_head,

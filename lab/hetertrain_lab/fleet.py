@@ -31,6 +31,8 @@ TIER_CYCLE = ("t3", "t2", "t1", "t0")
 SLOWDOWN_MAX = 10.0
 PRELOADED = (
     "torch",
+    "torch._dynamo",  # the first optimiser imports it
+    "hetertrain_lab.driving",
     "hetertrain_cloud.service",
     "hetertrain_edge.service",
     "hetertrain_vehicle.agent",

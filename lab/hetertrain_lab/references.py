@@ -5,9 +5,10 @@ Both get more steps than any vehicle of the fleet makes, on the full speed of th
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from hetertrain_vehicle.trainer import Trainer
 
 ALONE_STEPS = 1500
 POOLED_STEPS = 3000
+POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +31,33 @@ class References:
 
 
 def measure_references(
-    task: str, nodes: list[Node], seed: int, on_progress: Callable[[int, int], None]
-) -> References:
-    """Train all references on every core; ``on_progress`` hears (done, total)."""
+    task: str,
+    nodes: list[Node],
+    seed: int,
+    on_progress: Callable[[int, int], None],
+    interrupted: threading.Event,
+) -> References | None:
+    """Train all references on two cores; ``on_progress`` hears (done, total). None: interrupted."""
     pooled = Node(id="pooled", labels={"index": "0", "of": "1", "pooled": "yes"}, seed=seed)
     results: dict[str, dict[str, float]] = {}
-    with ProcessPoolExecutor(max_workers=2, mp_context=fork_server()) as pool:
+    with ProcessPoolExecutor(2, fork_server(), ignore_interrupts) as pool:
         jobs = {pool.submit(train_alone, task, pooled, POOLED_STEPS, seed): "pooled"}
         jobs |= {pool.submit(train_alone, task, n, ALONE_STEPS, seed): n.id for n in nodes}
-        try:
-            for number, job in enumerate(as_completed(jobs), start=1):
-                results[jobs[job]] = job.result()
-                on_progress(number, len(jobs))
-        except (KeyboardInterrupt, BrokenProcessPool):
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        waiting = set(jobs)
+        while waiting:
+            done, waiting = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+            results |= {jobs[job]: job.result() for job in done}
+            on_progress(len(results), len(jobs))
+            if interrupted.is_set():
+                pool.shutdown(wait=False, cancel_futures=True)
+                return None
     pooled_metrics = results.pop("pooled")
     return References({node: next(iter(m.values())) for node, m in results.items()}, pooled_metrics)
+
+
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def train_alone(task_reference: str, node: Node, steps: int, seed: int) -> dict[str, float]:

@@ -33,9 +33,9 @@ from hetertrain.core.worker import (
 )
 from hetertrain.errors import FrameError, SettingsError, StoreError, TrainError
 from hetertrain.logging import get_logger
+from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox
-from hetertrain.transport.service import BrokerSettings, Mailbox, Stop
 from hetertrain.wire import topics
 from hetertrain.wire.contents import pack_update, unpack_update
 from hetertrain.wire.frames import (

@@ -174,7 +174,6 @@ class Aggregator:
                 verdicts.append(verdict)
                 if verdict.outcome is Outcome.MERGED:
                     persist.append(event)
-                    self._first_at = now if self._first_at is None else self._first_at
             case SyncOrdered():
                 self._sync_due_at = now
             case Tick():
@@ -194,11 +193,6 @@ class Aggregator:
             case CutRecord(version):
                 self._cut()
                 assert self.checkpoint.version == version, "the journal repeats what happened"
-
-    def resume(self, now: float) -> None:
-        """Start the clocks after a replay."""
-        if self.open.contributions:
-            self._first_at = now
 
     def _accept(self, event: UpdateArrived | PartialArrived) -> Verdict:
         match event:
@@ -283,7 +277,8 @@ class Aggregator:
             return Release(self.checkpoint, sync, contributions)
         if not self.open.contributions:
             return None
-        assert self._first_at is not None, "an open version with updates has a deadline"
+        if self._first_at is None:
+            self._first_at = now  # What a replay brought back waits from now on.
         enough = len(self.open.nodes()) >= self.policy.nodes_for_cut(self.members.num_active)
         if enough or now >= self._first_at + self.policy.cut_seconds:
             contributions = self._cut()

@@ -85,12 +85,13 @@ class WeightPolicy:
 
     lag_exponent: float = 0.5
     """a in s(lag) = (1 + lag)^-a, as in FedAsync and FedBuff."""
-    step_exponent: float = 1.0
+    step_exponent: float = 0.5
     """β of step normalisation (FedNova, Wang et al. 2020): 0 trusts long updates more, 1 all alike."""
     examples_cap_medians: float = 4.0
     """No node counts for more than this many times the fleet's median of examples."""
-    server_rate: float = 1.0
-    """η: how far a cut moves the checkpoint along the weighted mean."""
+    server_rate: float = 0.5
+    """η: how far a cut moves the checkpoint along the weighted mean. A cut of a quarter of a fleet whose nodes' data
+    differ must not follow that quarter all the way."""
 
     def weight(self, examples: int, steps: int, statistics: Statistics) -> float:
         """Weigh an update as a share of ``unit``, in (0, 1]; the lag's discount comes at the cut."""
@@ -145,8 +146,8 @@ SYNC_PRESETS: dict[str, SyncPolicy] = {
 
 WEIGHT_PRESETS: dict[str, WeightPolicy] = {
     "sap": WeightPolicy(),
-    "fedavg": WeightPolicy(step_exponent=0.0),
-    "fedbuff": WeightPolicy(step_exponent=0.0),
+    "fedavg": WeightPolicy(step_exponent=0.0, server_rate=1.0),
+    "fedbuff": WeightPolicy(step_exponent=0.0, server_rate=1.0),
     "fedasync": WeightPolicy(step_exponent=0.0, server_rate=0.6),
 }
 """The weights that go with each scheme."""

@@ -290,10 +290,12 @@ class Downlink:
         self._send_chunks(chain, content)
         airtime = chain.tier.seconds_for(len(content))
         chain.sent_at = now
-        chain.free_at = max(now, chain.free_at) + airtime / self.budget_share
+        chain.free_at = max(now, chain.free_at) + airtime
         if is_whole:
             chain.needs_whole = False
-            chain.whole_until = chain.free_at + 2 * HEARTBEAT_SECONDS
+            chain.whole_until = chain.free_at + HEARTBEAT_SECONDS
+        else:
+            chain.free_at = max(chain.free_at, now + airtime / self.budget_share)
 
     def _send_chunks(self, chain: _Chain, content: bytes) -> None:
         chain.seq += 1

@@ -1,0 +1,44 @@
+"""The house rules that a machine can check."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_imports_keep_their_direction_and_the_core_does_no_io() -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([lint], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_only_one_file_touches_the_mqtt_client() -> None:
+    users = [
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*/hetertrain*/**/*.py")
+        if ".venv" not in path.parts and "paho" in _imports(path)
+    ]
+    assert users == ["shared/hetertrain/transport/mqtt.py"]
+
+
+def test_nothing_that_travels_or_is_kept_is_pickled() -> None:
+    users = [
+        path.name
+        for path in ROOT.rglob("*/hetertrain*/**/*.py")
+        if ".venv" not in path.parts and "pickle" in _imports(path)
+    ]
+    assert users == []
+
+
+def test_an_agent_and_a_gateway_never_import_torch() -> None:
+    code = (
+        "import sys, hetertrain_vehicle.agent, hetertrain_vehicle.trainer_process, "
+        "hetertrain_edge.service; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def _imports(path: Path) -> set[str]:
+    words = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+    return {w[1].split(".")[0] for w in words if len(w) > 1 and w[0] in ("import", "from")}
