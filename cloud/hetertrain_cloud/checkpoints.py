@@ -1,7 +1,8 @@
-"""The checkpoint store: safetensors files that are whole or not there, newest first, with fall-back.
+"""The checkpoint store: safetensors files that are whole or not there, newest first, with
+fall-back.
 
-A checkpoint is written to a temporary file, synced, and renamed; its digest stands in its own metadata, so that a torn or
-altered file is noticed and the one before it is used.
+A checkpoint is written to a temporary file, synced, and renamed; its digest stands in its own
+metadata, so that a torn or altered file is noticed and the one before it is used.
 """
 
 from __future__ import annotations

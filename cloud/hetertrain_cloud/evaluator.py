@@ -1,4 +1,6 @@
-"""Measures versions on the cloud's held-out data, in a thread of its own, so that no cut waits for it."""
+"""Measures versions on the cloud's held-out data, in a thread of its own, so that no cut waits for
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Evaluated:
 
 
 class Evaluator(threading.Thread):
-    """Evaluates the newest version offered; one that comes while it is busy replaces one that waits."""
+    """Evaluates the newest version offered; one that comes while it is busy replaces one that
+    waits.
+    """
 
     def __init__(
         self,

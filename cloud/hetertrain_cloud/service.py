@@ -1,8 +1,10 @@
-"""The cloud's aggregator of one job: connects its state machine to the broker, the journal and the checkpoints.
+"""The cloud's aggregator of one job: connects its state machine to the broker, the journal and the
+checkpoints.
 
-One thread takes events from one mailbox. What is accepted is in the journal before its sender hears so; each
-synchronisation, and every ``CHECKPOINT_CUTS`` cuts, the version is made durable and the journal cut short. After a crash
-the newest whole checkpoint and the journal give the same open version with the same sums.
+One thread takes events from one mailbox. What is accepted is in the journal before its sender hears
+so; each synchronisation, and every ``CHECKPOINT_CUTS`` cuts, the version is made durable and the
+journal cut short. After a crash the newest whole checkpoint and the journal give the same open
+version with the same sums.
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ from hetertrain_cloud.evaluator import Evaluated, Evaluator
 
 STATUS_SECONDS = 0.5
 CHECKPOINT_CUTS = 10
+VERSIONS_FILE = "versions.jsonl"
+METRICS_FILE = "metrics.jsonl"
 _CUT = b""
 """The journal's mark of a cut."""
 
@@ -127,6 +131,9 @@ class AggregatorService:
         self._log = get_logger(job=settings.job)
         self._directory = settings.state_directory
         self._directory.mkdir(parents=True, exist_ok=True)
+        self._metrics: dict[str, float] = {}
+        self._updates_by_lag: Counter[int] = Counter()
+        self._refused: Counter[str] = Counter()
         torch.set_num_threads(1)
         torch.manual_seed(settings.seed)
         task = load_task(settings.task)
@@ -147,9 +154,6 @@ class AggregatorService:
         )
         self._began_at: float | None = None
         self._wakes_at = {"aggregator": 0.0, "downlink": 0.0, "status": 0.0}
-        self._metrics: dict[str, float] = {}
-        self._updates_by_lag: Counter[int] = Counter()
-        self._refused: Counter[str] = Counter()
 
     def _recover(self, initial: Checkpoint) -> Aggregator:
         """Build the machine from the newest checkpoint and the journal."""
@@ -165,8 +169,11 @@ class AggregatorService:
             self._store.save(aggregator.checkpoint, aggregator.snapshot())
         else:
             aggregator.restore(stored.snapshot)
+        noted = self._noted_version()
         for content in self._inbox.read(aggregator.checkpoint.version, 1 << 62):
-            aggregator.replay(_read_record(content, aggregator.checkpoint.version))
+            release = aggregator.replay(_read_record(content, aggregator.checkpoint.version))
+            if release is not None and release.checkpoint.version > noted:
+                self._note_version(release, None)
         self._log.info("aggregator_recovered", version=aggregator.checkpoint.version)
         return aggregator
 
@@ -280,7 +287,7 @@ class AggregatorService:
     def _release(self, release: Release, now: float) -> None:
         checkpoint = release.checkpoint
         if release.contributions:
-            self._note_version(release, now)
+            self._note_version(release, self._elapsed_seconds(now))
             self._evaluator.offer(checkpoint, self._elapsed_seconds(now))
         self._apply_downlink(self._downlink.release(checkpoint, release.sync, self._terms(), now))
         is_due = (
@@ -301,17 +308,25 @@ class AggregatorService:
     def _elapsed_seconds(self, now: float) -> float:
         return 0.0 if self._began_at is None else now - self._began_at
 
-    def _note_version(self, release: Release, now: float) -> None:
-        """Append the version's history: when, by what, from whom."""
+    def _noted_version(self) -> int:
+        """Return the newest version in the history; a crash may have come before its line."""
+        path = self._directory / VERSIONS_FILE
+        if not path.exists():
+            return 0
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return int(json.loads(lines[-1])["version"]) if lines else 0
+
+    def _note_version(self, release: Release, elapsed_seconds: float | None) -> None:
+        """Append the version's history: when (None: unknown after a crash), and from whom."""
         version = release.checkpoint.version
         lags = [version - 1 - item.base_version for item in release.contributions]
         self._updates_by_lag.update(lags)
         self._log.info("version_cut", version=version, updates=len(lags), sync=release.sync)
         self._append(
-            "versions.jsonl",
+            VERSIONS_FILE,
             {
                 "version": version,
-                "elapsed_seconds": round(self._elapsed_seconds(now), 3),
+                "elapsed_seconds": elapsed_seconds,
                 "sync": release.sync,
                 "digest": release.checkpoint.digest(),
                 "contributions": [
@@ -324,7 +339,7 @@ class AggregatorService:
     def _note_metrics(self, event: Evaluated) -> None:
         self._metrics = event.metrics
         self._append(
-            "metrics.jsonl",
+            METRICS_FILE,
             {
                 "version": event.version,
                 "elapsed_seconds": round(event.elapsed_seconds, 3),

@@ -1,10 +1,12 @@
 """The edge gateway: a node to the cloud, an aggregator to its cell.
 
-South it collects its vehicles' updates, makes them durable and answers; north it sends one merged partial at a time and
-follows the cloud's versions, which it passes on to each tier of its cell. It is an application relay with its own inbox and
-outbox, not a bridge of brokers, and needs no task and no torch.
+South it collects its vehicles' updates, makes them durable and answers; north it sends one merged
+partial at a time and follows the cloud's versions, which it passes on to each tier of its cell. It
+is an application relay with its own inbox and outbox, not a bridge of brokers, and needs no task
+and no torch.
 
-The inbox's mark of a record is 0 while it is collected, and the partial's number while that is in flight.
+The inbox's mark of a record is 0 while it is collected, and the partial's number while that is in
+flight.
 """
 
 from __future__ import annotations
@@ -77,7 +79,9 @@ _OPEN = 0
 
 
 class EdgeSettings(BrokerSettings):
-    """Settings of one edge gateway. The broker is the cloud's (north); the cell's may be another (south)."""
+    """Settings of one edge gateway. The broker is the cloud's (north); the cell's may be another
+    (south).
+    """
 
     section: ClassVar[str] = "edge"
 
@@ -151,7 +155,7 @@ class EdgeService:
         return 0
 
     def _recover(self) -> None:
-        """Take up what a crash interrupted: the partial in flight, and the updates not yet in one."""
+        """Take up what a crash interrupted: the partial in flight, and updates not yet in one."""
         noted = self._inbox.noted("model")
         if noted is None:
             return
@@ -327,7 +331,7 @@ class EdgeService:
         return seq, content
 
     def _settle(self, verdict: Verdict, now: float) -> None:
-        """End the duty for a partial's updates, or collect again those that the cloud has not got."""
+        """End the duty for a partial's updates, or collect again those the cloud has not got."""
         assert self._combiner is not None, "a partial was in flight"
         if verdict.outcome is Outcome.REJECTED:
             self._log.warning("partial_refused", seq=verdict.seq, reason=verdict.reason)

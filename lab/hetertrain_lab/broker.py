@@ -1,7 +1,8 @@
-"""The embedded broker: rumqttd from the ``iotcore`` wheel, as a child process on loopback and a free port.
+"""The embedded broker: rumqttd from the ``iotcore`` wheel, as a child process on loopback and a
+free port.
 
-It keeps nothing on disk and knows no access rights, so it is for demos, tests and single machines. Its defaults listen
-on all interfaces and allow 20 KiB per packet, hence the configuration file.
+It keeps nothing on disk and knows no access rights, so it is for demos, tests and single machines.
+Its defaults listen on all interfaces and allow 20 KiB per packet, hence the configuration file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The main job: a fleet of real processes trains a model, beside the synchronous baseline, and a report is written.
+"""The main job: a fleet of real processes trains a model, beside the synchronous baseline, and a
+report is written.
 
-The two runs follow one another on the same machine: same data, seeds, speeds, links and gateways, one code path; only the
-policy differs. Ctrl-C ends the run that is under way, and the report shows what there is.
+The two runs follow one another on the same machine: same data, seeds, speeds, links and gateways,
+one code path; only the policy differs. Ctrl-C ends the run that is under way, and the report shows
+what there is.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ TASKS = {
     "digits": "hetertrain_lab.digits:DigitsTask",
 }
 STEP_SECONDS = {"driving": 0.02, "digits": 0.06}
-"""Duration of a step on the fastest vehicle: more than this machine needs for it, with all vehicles at work."""
+"""Duration of a step on the fastest vehicle: more than this machine needs for it, with all vehicles
+at work.
+"""
 START_SECONDS_MAX = 90.0
 REFRESH_SECONDS = 0.25
 LABELS = {"sap": "SAP-SGD", "fedavg": "synchronous FedAvg"}
@@ -77,7 +81,7 @@ class RunResult:
 
 @dataclass(slots=True)
 class Interruption:
-    """Whether the user asked to stop; the first Ctrl-C ends the run, the report is still written."""
+    """Whether the user asked to stop; the report of what there is is still written."""
 
     event: threading.Event = field(default_factory=threading.Event)
 
@@ -103,10 +107,9 @@ def run_demo(settings: DemoSettings) -> dict[str, object]:
     console = Console(quiet=settings.is_quiet)
     interruption = Interruption()
     interruption.install()
-    results: list[RunResult] = []
-    for policy in ("sap", "fedavg") if settings.has_baseline else ("sap",):
-        if not interruption:
-            results.append(run_fleet(settings, policy, console, interruption))
+    results = [run_fleet(settings, "sap", console, interruption)]
+    if settings.has_baseline and not interruption:
+        results.append(run_fleet(settings, "fedavg", console, interruption))
     references = None
     if not interruption:
         references = _references(settings, results[0].plan, console, interruption)
@@ -139,14 +142,13 @@ def run_fleet(
         )
         monitor = Monitor(broker.host, broker.port, plan.job)
         fleet = Fleet(plan)
-        view = FleetView(f"{LABELS[policy]} · {settings.task}", "", settings.seconds)
+        view = FleetView(f"{LABELS[policy]} · {settings.task}", settings.seconds)
         try:
             fleet.start()
             with Live(console=console, auto_refresh=False, transient=settings.is_quiet) as live:
 
                 def show(elapsed: float) -> None:
-                    now = time.monotonic()
-                    monitor.each(lambda n: view.node(n, now), lambda s: view.aggregator(s, now))
+                    monitor.each(view.node, view.aggregator)
                     if not settings.is_quiet:
                         live.update(view.render(elapsed), refresh=True)
 
@@ -199,10 +201,9 @@ def _result(
     cloud = plan.directory / "cloud"
     metrics = _rows(cloud / "metrics.jsonl")
     versions = _rows(cloud / "versions.jsonl")
-    points = []
-    for row in metrics:
-        headline = next(iter(row["metrics"].values()))
-        points.append((float(row["elapsed_seconds"]), float(headline)))
+    points = [
+        (float(r["elapsed_seconds"]), float(next(iter(r["metrics"].values())))) for r in metrics
+    ]
     lags: dict[int, int] = {}
     for row in versions:
         for _, _, base_version, _, _ in row["contributions"]:
@@ -267,7 +268,6 @@ def _record(
     )
     return RunRecord(
         title=f"{settings.task}: {settings.num_vehicles} vehicles, {settings.num_edges} gateways",
-        task=settings.task,
         metric=next(iter(ours.final), "metric"),
         settings={
             "vehicles": settings.num_vehicles,
@@ -294,19 +294,17 @@ def _record(
 
 def _notes(*, is_complete: bool) -> tuple[str, ...]:
     notes = (
-        "Both runs are real processes over a real broker on one machine, one after the other, with the same data, seeds, "
-        "speeds, links and gateways. Steps are padded to each vehicle's speed, and each client holds its link to its "
-        "tier's rate in both directions.",
-        "The synchronous baseline is FedAvg over all vehicles, dense float32 in both directions, "
-        f"{SYNC_PRESETS['fedavg'].pace_steps} local steps per round. It shows what waiting and bytes cost in this fleet; "
-        "it is not a claim about other fleets, links or baselines.",
-        "A vehicle trained alone, and the pooled model, run unslowed for more steps than most vehicles make here.",
+        "Both runs are real processes over a real broker on one machine, one after the other, "
+        "with the same data, seeds, speeds, links and gateways. Steps are padded to each "
+        "vehicle's speed, and each client holds its link to its tier's rate both ways.",
+        "The synchronous baseline is FedAvg over all vehicles, dense float32 both ways, "
+        f"{SYNC_PRESETS['fedavg'].pace_steps} local steps a round. It shows what waiting and "
+        "bytes cost in this fleet; it claims nothing about other fleets, links or baselines.",
+        "A vehicle alone, and the pooled model, train unslowed, for more steps than most "
+        "vehicles make here.",
+        "Seconds to a level are those when the mean of three evaluations in a row reached it.",
     )
-    return (
-        notes
-        if is_complete
-        else (*notes, "The run was interrupted; it shows what there was by then.")
-    )
+    return notes if is_complete else (*notes, "The run was interrupted: this is what there was.")
 
 
 def _dense_bytes(task: str) -> int:

@@ -106,6 +106,10 @@ class DrivingTask(Task):
             nn.Linear(HIDDEN_UNITS, 1),
         )
 
+    def label(self, node: Node) -> str:
+        """Name the class of the node's vehicle."""
+        return vehicle_class_name(node)
+
     def train_batches(self, node: Node) -> Iterator[Batch]:
         """Yield (inputs, targets) of up to 64 examples without end, reshuffled every epoch.
 

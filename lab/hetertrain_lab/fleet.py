@@ -1,8 +1,9 @@
-"""A fleet of real processes on one machine: who is in it, and starting, watching, killing and ending it.
+"""A fleet of real processes on one machine: who is in it, and starting, watching, killing and
+ending it.
 
-Every part is an operating-system process with its own connection. All are forked from one server process that has
-imported torch once, so that twelve trainers do not cost twelve imports. The processes of a fleet end when this
-one does, however it ends.
+Every part is an operating-system process with its own connection. All are forked from one server
+process that has imported torch once, so that twelve trainers do not cost twelve imports. The
+processes of a fleet end when this one does, however it ends.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class FleetPlan:
         return [self._vehicle(index) for index in range(self.num_vehicles)]
 
     def _vehicle(self, index: int) -> VehicleSettings:
-        # Speeds and tiers go through the fleet at different strides, so that slow and thin do not coincide.
+        # Speeds and tiers go through the fleet at different strides, so that slow and thin do not
+        # coincide.
         place = (index * 7) % self.num_vehicles / max(1, self.num_vehicles - 1)
         node = f"vehicle-{index + 1:02d}"
         return VehicleSettings(

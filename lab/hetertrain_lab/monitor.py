@@ -1,4 +1,6 @@
-"""Watches a running fleet from outside, over the same broker: the newest state of every node and aggregator."""
+"""Watches a running fleet from outside, over the same broker: the newest state of every node and
+aggregator.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""What the federated result is held against: each vehicle trained alone, and one model on all data pooled.
+"""What the federated result is held against: each vehicle trained alone, and one model on all data
+pooled.
 
-Both get more steps than any vehicle of the fleet makes, on the full speed of this machine, so they are not held back.
+Both get more steps than any vehicle of the fleet makes, on the full speed of this machine, so they
+are not held back.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Metrics on the cloud's held-out data: headline by node alone, and all metrics of the pooled model."""
+    """Metrics on the cloud's held-out data: headline by node alone, and all metrics of the pooled
+    model.
+    """
 
     alone: dict[str, float]
     pooled: dict[str, float]

@@ -1,7 +1,9 @@
-"""The one console script, ``hetertrain``: shows and runs the commands of the parts that are installed.
+"""The one console script, ``hetertrain``: shows and runs the commands of the parts that are
+installed.
 
-Parts announce their commands by entry points (group ``hetertrain.commands``): modules that are cheap to import, with the
-modules they need in ``NEEDS`` and their commands in ``COMMANDS``. A part whose needs are not installed does not show.
+Parts announce their commands by entry points (group ``hetertrain.commands``): modules that are
+cheap to import, with the modules they need in ``NEEDS`` and their commands in ``COMMANDS``. A part
+whose needs are not installed does not show.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Settings of the parts: flag over environment over TOML file over default, and where each value came from.
+"""Settings of the parts: flag over environment over TOML file over default, and where each value
+came from.
 
-A part's settings are a frozen ``Settings`` class with a ``section``: its variables begin with ``HETERTRAIN_VEHICLE_``, its
-TOML table is ``[vehicle]``. What several parts share may be given once, as ``HETERTRAIN_BROKER_HOST`` or in ``[common]``;
-the part's own wins.
+A part's settings are a frozen ``Settings`` class with a ``section``: its variables begin with
+``HETERTRAIN_VEHICLE_``, its TOML table is ``[vehicle]``. What several parts share may be given
+once, as ``HETERTRAIN_BROKER_HOST`` or in ``[common]``; the part's own wins.
 """
 
 from __future__ import annotations
@@ -121,7 +122,9 @@ def variable_name(settings_class: type[Settings], field: str) -> str:
 
 
 def is_secret(info: FieldInfo) -> bool:
-    """Tell whether a field holds a secret: it is shown masked, and has no flag, since others can read argv."""
+    """Tell whether a field holds a secret: it is shown masked, and has no flag, since others can
+    read argv.
+    """
     return SecretStr in (info.annotation, *get_args(info.annotation))
 
 
@@ -202,6 +205,7 @@ def _explain(
     if first["type"] == "missing":
         return (
             f"{settings_class.section} needs {field}: give {flag_name(field)}, "
-            f"{variable_name(settings_class, field)}, or {field} in [{settings_class.section}] of {DEFAULT_FILE}"
+            f"{variable_name(settings_class, field)}, or {field} in [{settings_class.section}] "
+            f"of {DEFAULT_FILE}"
         )
     return f"{field} (from {origins.get(field, 'default')}): {first['msg']}"

@@ -44,7 +44,7 @@ class PayloadError(HetertrainError):
 
 
 class FrameError(HetertrainError):
-    """A frame is damaged, foreign, oversized or not of the protocol; ``reason`` labels the counter."""
+    """A frame is damaged, foreign, oversized or misplaced; ``reason`` labels the counter."""
 
     code = "frame_invalid"
     exit_code = 6

@@ -1,4 +1,6 @@
-"""Logging for all parts: structlog, one event name per fact, fields after; secrets are masked whoever logs them."""
+"""Logging for all parts: structlog, one event name per fact, fields after; secrets are masked
+whoever logs them.
+"""
 
 from __future__ import annotations
 

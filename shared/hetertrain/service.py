@@ -1,7 +1,8 @@
-"""What every long-running part shares: one mailbox, one thread that owns the state machines, a clean end.
+"""What every long-running part shares: one mailbox, one thread that owns the state machines, a
+clean end.
 
-Connections, pipes and timers put events into the ``Mailbox``; the thread that runs the part takes them one by one. SIGTERM
-and SIGINT are events too.
+Connections, pipes and timers put events into the ``Mailbox``; the thread that runs the part takes
+them one by one. SIGTERM and SIGINT are events too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a user implements: the model, the node's data, the loss, the evaluation.
 
-A task is named in settings as ``module:Class`` and built without arguments, in the trainer process of a
-vehicle and in the evaluator of the cloud. Nothing here imports torch, so that an agent that only relays
-vectors stays small.
+A task is named in settings as ``module:Class`` and built without arguments, in the trainer process
+of a vehicle and in the evaluator of the cloud. Nothing here imports torch, so that an agent that
+only relays vectors stays small.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The in-vehicle agent: connects a worker's state machine to the broker, the outbox and the trainer process.
+"""The in-vehicle agent: connects a worker's state machine to the broker, the outbox and the trainer
+process.
 
-One thread takes events from one mailbox: frames from the broker, reports from the trainer, the clock. It never
-trains and never imports torch. An update is durable in the outbox before its first publish and leaves it with the
-aggregator's verdict only.
+One thread takes events from one mailbox: frames from the broker, reports from the trainer, the
+clock. It never trains and never imports torch. An update is durable in the outbox before its first
+publish and leaves it with the aggregator's verdict only.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ class Agent:
 
     def _start(self, trainer: TrainerReady) -> None:
         settings = self._settings
-        # A new outbox counts from the clock, so that a node that lost its disk uses no number twice.
+        # A new outbox counts from the clock, so that a node that lost its disk uses no number
+        # twice.
         self._outbox = Outbox(settings.state_directory / "outbox.db", int(time.time() * 1000))
         self._worker = Worker(
             node=settings.node,
@@ -199,8 +201,16 @@ class Agent:
                 self._apply_uplink(self._uplink.delivered(token, now))
             case mqtt.Denied(what, reason):
                 self._log.error("access_denied", what=what, reason=reason)
+            case _:
+                self._take_trainer(event, now)
+
+    def _take_trainer(
+        self, event: TrainerReady | Trained | TrainFailed | TrainerEnded, now: float
+    ) -> None:
+        match event:
             case Trained():
-                self._step_seconds = event.seconds / event.steps if event.steps else 0.0
+                if event.steps:
+                    self._step_seconds = event.seconds / event.steps
                 self._step(event, now)
             case TrainFailed(error=error, message=message):
                 self._report(doing=f"train_failed: {error}: {message}")

@@ -1,8 +1,10 @@
-"""The process that trains: runs the user's task on the node's own data, step by step, as it is told.
+"""The process that trains: runs the user's task on the node's own data, step by step, as it is
+told.
 
-It speaks frames over a pipe to its agent: a ``TrainCommand`` with a number of steps (and a vector to start from), answered
-by a ``TrainedReport`` with the local vector; an ``InterruptCommand`` ends the order at the next step boundary. When the
-agent goes away, so does the trainer. Training state beside the model (the optimiser's) lives here only.
+It speaks frames over a pipe to its agent: a ``TrainCommand`` with a number of steps (and a vector
+to start from), answered by a ``TrainedReport`` with the local vector; an ``InterruptCommand`` ends
+the order at the next step boundary. When the agent goes away, so does the trainer. Training state
+beside the model (the optimiser's) lives here only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The state machine of a version: accept updates, cut, synchronise. Runs in the cloud; the simulator drives the same.
+"""The state machine of a version: accept updates, cut, synchronise. Runs in the cloud; the
+simulator drives the same.
 
 ::
 
@@ -7,9 +8,9 @@
       |   sync_seconds since the last sync, or command                  |
       +------------------------------------------> SYNCING -------------+--> cut, key-frame -> OPEN
 
-While SYNCING, updates are still accepted and nothing is cut: what arrives becomes part of the sync's version. Nobody
-is waited for without a deadline. The machine does no IO: each step returns a ``Ready`` that says what to persist, then
-what to send, then when to wake it.
+While SYNCING, updates are still accepted and nothing is cut: what arrives becomes part of the
+sync's version. Nobody is waited for without a deadline. The machine does no IO: each step returns a
+``Ready`` that says what to persist, then what to send, then when to wake it.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ Event = MemberSeen | MemberGone | UpdateArrived | PartialArrived | FlushSettled 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A model to announce: a new version, or the same one again as a synchronisation's key-frame."""
+    """A model to announce: a new version, or the same again as a synchronisation's key-frame."""
 
     checkpoint: Checkpoint
     sync: int | None
@@ -185,14 +186,19 @@ class Aggregator:
             persist.append(CutRecord(release.checkpoint.version))
         return Ready(tuple(persist), tuple(verdicts), notice, release, self._wake_at())
 
-    def replay(self, record: Record) -> None:
-        """Repeat a persisted record after a restart; the sums and versions come out identical."""
+    def replay(self, record: Record) -> Release | None:
+        """Repeat a persisted record after a restart; sums and versions come out identical.
+
+        A cut returns its release, for drivers that keep a history; it was announced before.
+        """
         match record:
             case UpdateArrived() | PartialArrived():
                 self._accept(record)
+                return None
             case CutRecord(version):
-                self._cut()
+                contributions = self._cut()
                 assert self.checkpoint.version == version, "the journal repeats what happened"
+                return Release(self.checkpoint, None, contributions)
 
     def _accept(self, event: UpdateArrived | PartialArrived) -> Verdict:
         match event:
@@ -312,7 +318,7 @@ class Aggregator:
         return min((time for time in times if time is not None), default=None)
 
     def seconds_to_sync(self, now: float) -> float | None:
-        """Return the time left until the next synchronisation, or until the running one must end."""
+        """Return the time until the next synchronisation, or until the running one must end."""
         at = self._sync_due_at if self._sync_closes_at is None else self._sync_closes_at
         return None if at is None else max(0.0, at - now)
 
@@ -328,7 +334,7 @@ class Aggregator:
         return Waiting("updates", f"{need} nodes' updates needed, {have} present")
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the state beside the model at a cut, as plain data for the checkpoint's metadata."""
+        """Return the state beside the model at a cut, as plain data for its metadata."""
         assert not self.open.contributions, "a snapshot is taken right after a cut"
         return {
             "statistics": {

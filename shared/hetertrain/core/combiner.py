@@ -1,15 +1,17 @@
-"""The state machine of an edge gateway: collect a cell's updates, merge them, pass one partial to the cloud at a time.
+"""The state machine of an edge gateway: collect a cell's updates, merge them, pass one partial to
+the cloud at a time.
 
 ::
 
                enough nodes, or age                       verdict of the cloud
     COLLECTING --------------------> forward, IN FLIGHT ----------------------> COLLECTING
-        |  ^ while a partial is in flight, updates gather in the next one
-        |  +--------------------------------------------------------+
-        +-- sync announced --> relay to the cell --> all flushed or deadline --> forward with the sync's number
+        |  ^ while a partial is in flight, updates gather in the next one |
+        +--------------------------------------------------------+ +-- sync announced --> relay to
+        the cell --> all flushed or deadline --> forward with the sync's number
 
-It weighs exactly as the cloud would, since the statistics come with each version. An update is acknowledged once it is
-durable here; from then on it is the gateway's duty to bring it to the cloud, exactly once.
+It weighs exactly as the cloud would, since the statistics come with each version. An update is
+acknowledged once it is durable here; from then on it is the gateway's duty to bring it to the
+cloud, exactly once.
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
 from hetertrain.core.update import CONTRIBUTIONS_MAX, Partial, Update
 
 CELL_SHARE = 0.7
-"""The share of a synchronisation's deadline that the cell gets; the rest is for the way to the cloud."""
+"""The share of a synchronisation's deadline that the cell gets; the rest is for the way to the
+cloud.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionAnnounced:
-    """A version arrived from the cloud, with the statistics of those that updates may start from."""
+    """A version arrived, with the statistics of those that updates may start from."""
 
     version: int
     statistics: Mapping[int, Statistics]
@@ -80,8 +84,9 @@ class Ready:
     """Durable before the verdicts go out."""
     verdicts: tuple[Verdict, ...] = ()
     settled: Verdict | None = None
-    """The partial in flight is settled: merged or duplicate ends the duty for its updates, otherwise they
-    are collected again by ``recollect``, without those that the verdict names as known."""
+    """The partial in flight is settled: merged or duplicate ends the duty for its updates,
+    otherwise they are collected again by ``recollect``, without those that the verdict names as
+    known."""
     forward: Forward | None = None
     flushed: int | None = None
     """The cell has nothing (more) to flush for this synchronisation."""
@@ -139,7 +144,7 @@ class Combiner:
         return Ready(persist, verdicts, settled, forward, flushed, notice, self._wake_at())
 
     def recollect(self, updates: Iterable[Update], now: float) -> None:
-        """Take back updates that were accepted before: after a restart, or from a refused partial."""
+        """Take back updates accepted before: after a restart, or from a refused partial."""
         for update in updates:
             if (update.node, update.seq) in self.open.contributions:
                 continue
@@ -165,7 +170,8 @@ class Combiner:
 
     def _learn(self, event: VersionAnnounced) -> None:
         self.version = event.version
-        # Updates may be collected again after a refusal, so their statistics outlive the gate's need of them.
+        # Updates may be collected again after a refusal, so their statistics outlive the gate's
+        # need of them.
         oldest = event.version - 2 * self.policy.max_lag
         kept = {v: s for v, s in self.statistics.items() if v >= oldest}
         self.statistics = kept | dict(event.statistics)

@@ -1,7 +1,7 @@
 """Which updates may be merged: the admission gate, and the memory of what was merged already.
 
-The same gate stands wherever updates are merged, at a gateway and in the cloud. It returns a verdict with a reason for
-each update, good or bad; nothing that a node sends can raise past it.
+The same gate stands wherever updates are merged, at a gateway and in the cloud. It returns a
+verdict with a reason for each update, good or bad; nothing that a node sends can raise past it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from hetertrain.core.update import DELTA_MAX, Update
 from hetertrain.errors import PayloadError
 
 NORM_LIMIT_MEDIANS = 30.0
-"""A delta's norm may be this many times the running median (speeds differ by 10 and more, so do honest norms)."""
+"""A delta's norm may be this many times the running median (speeds differ by 10 and more, so do
+honest norms).
+"""
 EXAMPLES_MAX = 1 << 40
 STEPS_MAX = 1 << 32
 SEEN_PER_NODE = 256
@@ -28,7 +30,9 @@ class Outcome(StrEnum):
     MERGED = "merged"
     DUPLICATE = "duplicate"
     REJECTED = "rejected"
-    """Not merged, through no fault in it: too old, or of another model. The node may try again with new work."""
+    """Not merged, through no fault in it: too old, or of another model. The node may try again with
+    new work.
+    """
     QUARANTINED = "quarantined"
     """Not merged, because it is malformed or implausible."""
 
@@ -47,7 +51,9 @@ class Verdict:
 
 @dataclass(slots=True)
 class Seen:
-    """The (node, seq) pairs that were merged: per node a floor below which all count as seen, and those above."""
+    """The (node, seq) pairs that were merged: per node a floor below which all count as seen, and
+    those above.
+    """
 
     floors: dict[str, int] = field(default_factory=dict)
     above: dict[str, set[int]] = field(default_factory=dict)
@@ -99,7 +105,8 @@ class Gate:
     ) -> codec.Decoded | Verdict:
         """Return the decoded delta of an admissible update, or the verdict that refuses it.
 
-        ``version`` is the current one; ``statistics`` are those of the versions that an update may start from.
+        ``version`` is the current one; ``statistics`` are those of the versions that an update may
+        start from.
         """
         refusal = self._refuse_header(update, version, statistics, seen)
         if refusal is not None:
@@ -136,5 +143,5 @@ def _implausible(delta: codec.Decoded, statistics: Statistics) -> str:
     limit = NORM_LIMIT_MEDIANS * statistics.norm_median
     norm = delta.norm()
     if limit > 0 and not norm <= limit:
-        return f"norm {norm:g} is over {NORM_LIMIT_MEDIANS:g} times the median {statistics.norm_median:g}"
+        return f"norm {norm:g} is over {limit:g}, {NORM_LIMIT_MEDIANS:g} times the usual"
     return ""

@@ -1,9 +1,10 @@
 """How a model's named tensors become one flat float32 vector, and back.
 
-Everything between the nodes speaks of one vector: deltas, sums, checkpoints. The layout names each tensor's place
-in it and its role, because roles merge differently: parameters and float buffers by weighted mean, integer buffers
-(such as BatchNorm's ``num_batches_tracked``) by maximum, local tensors (personalised layers, FedBN) never leave
-the node. Two nodes may only merge when their layouts' digests agree.
+Everything between the nodes speaks of one vector: deltas, sums, checkpoints. The layout names each
+tensor's place in it and its role, because roles merge differently: parameters and float buffers by
+weighted mean, integer buffers (such as BatchNorm's ``num_batches_tracked``) by maximum, local
+tensors (personalised layers, FedBN) never leave the node. Two nodes may only merge when their
+layouts' digests agree.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class ParameterLayout:
     ) -> ParameterLayout:
         """Lay out ``tensors`` in their given order.
 
-        ``parameters`` names those that an optimiser may touch; ``local`` holds patterns (``"*.running_mean"``) of
-        tensors that stay on the node.
+        ``parameters`` names those that an optimiser may touch; ``local`` holds patterns
+        (``"*.running_mean"``) of tensors that stay on the node.
 
         Raises:
             LayoutError: a tensor is neither floating nor integer.

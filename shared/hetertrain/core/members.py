@@ -1,4 +1,6 @@
-"""Who is there: the members of a fleet or cell, and who has flushed for the running synchronisation."""
+"""Who is there: the members of a fleet or cell, and who has flushed for the running
+synchronisation.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Members:
-    """The nodes that speak to one aggregator, with how many active nodes each stands for (a gateway: its cell's)."""
+    """The nodes that speak to one aggregator, with how many active nodes each stands for (a
+    gateway: its cell's).
+    """
 
     active: dict[str, int] = field(default_factory=dict)
     sync: int | None = None

@@ -1,8 +1,9 @@
 """When to cut and sync, what an update is worth, how a node paces itself.
 
-One machine serves all synchronisation schemes; a scheme is a preset of these numbers. ``sap`` is Heter-Train's
-own (semi-asynchronous with global interval synchronisation, after Geng et al. 2024); ``fedavg`` (McMahan et al.
-2017), ``fedbuff`` (Nguyen et al. 2022) and ``fedasync`` (Xie et al. 2019) run on the same code, so they compare fairly.
+One machine serves all synchronisation schemes; a scheme is a preset of these numbers. ``sap`` is
+Heter-Train's own (semi-asynchronous with global interval synchronisation, after Geng et al. 2024);
+``fedavg`` (McMahan et al. 2017), ``fedbuff`` (Nguyen et al. 2022) and ``fedasync`` (Xie et al.
+2019) run on the same code, so they compare fairly.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ EXAMPLES_CAP_FIRST = 1 << 16
 """The cap on examples before the first cut has shown what is usual."""
 
 FACTOR_GRID = 1 << 20
-"""Factors from ``pow`` are rounded to this grid: libm differs in the last bit between machines, the sums must not."""
+"""Factors from ``pow`` are rounded to this grid: libm differs in the last bit between machines, the
+sums must not.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +70,11 @@ class SyncPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What is usual in the fleet, frozen at a cut, so that a weight never depends on the order of arrival.
+    """What is usual in the fleet, frozen at a cut, so that a weight never depends on the order of
+    arrival.
 
-    Travels in the manifest; an update is weighed by the statistics of its *base version*, everywhere alike.
+    Travels in the manifest; an update is weighed by the statistics of its *base version*,
+    everywhere alike.
     """
 
     examples_cap: int = EXAMPLES_CAP_FIRST
@@ -81,20 +86,23 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightPolicy:
-    """What an update is worth: ``examples · (reference_steps / steps)^β · s(lag)``, each factor bounded."""
+    """What an update is worth: ``examples · (reference_steps / steps)^β · s(lag)``, each factor
+    bounded.
+    """
 
     lag_exponent: float = 0.5
     """a in s(lag) = (1 + lag)^-a, as in FedAsync and FedBuff."""
     step_exponent: float = 0.5
-    """β of step normalisation (FedNova, Wang et al. 2020): 0 trusts long updates more, 1 all alike."""
+    """β of step normalisation (FedNova, Wang et al. 2020): 0 trusts long updates more, 1 all alike.
+    """
     examples_cap_medians: float = 4.0
     """No node counts for more than this many times the fleet's median of examples."""
     server_rate: float = 0.5
-    """η: how far a cut moves the checkpoint along the weighted mean. A cut of a quarter of a fleet whose nodes' data
-    differ must not follow that quarter all the way."""
+    """η: how far a cut moves the checkpoint along the weighted mean. A cut of a quarter of a fleet
+    whose nodes' data differ must not follow that quarter all the way."""
 
     def weight(self, examples: int, steps: int, statistics: Statistics) -> float:
-        """Weigh an update as a share of ``unit``, in (0, 1]; the lag's discount comes at the cut."""
+        """Weigh an update as a share of ``unit``, in (0, 1]; the lag counts at the cut."""
         capped = min(examples, statistics.examples_cap) / statistics.examples_cap
         factor = 1.0
         if statistics.reference_steps > 0:

@@ -1,7 +1,8 @@
 """The classes of link bandwidth, and what each allows.
 
-A tier decides the byte budget of an update, the size of a chunk and how many chunks may be on their way. The defaults
-span NB-IoT to fibre; a chunk takes at most about half a second of its tier's link.
+A tier decides the byte budget of an update, the size of a chunk and how many chunks may be on their
+way. The defaults span NB-IoT to fibre; a chunk takes at most about half a second of its tier's
+link.
 """
 
 from __future__ import annotations

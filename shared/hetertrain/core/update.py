@@ -1,12 +1,13 @@
 """The data that travels and the algebra that merges it: exact, order-free, crash-proof.
 
-A vehicle's update, a gateway's partial and the cloud's open version are one commutative monoid at different sizes:
-``Partial`` holds, per base version, the weighted sum of deltas as *fixed-point int64*, and who contributed. Each
-term ``weight · delta`` is rounded once to the grid of 2**-32; then integers add, so the model of a version is bit for
-bit the same whatever the order of arrival, the tree of gateways between, or a crash and replay in the middle.
+A vehicle's update, a gateway's partial and the cloud's open version are one commutative monoid at
+different sizes: ``Partial`` holds, per base version, the weighted sum of deltas as *fixed-point
+int64*, and who contributed. Each term ``weight · delta`` is rounded once to the grid of 2**-32;
+then integers add, so the model of a version is bit for bit the same whatever the order of arrival,
+the tree of gateways between, or a crash and replay in the middle.
 
-Overflow is impossible by construction: the gate bounds |delta| to ``DELTA_MAX`` = 2**10, a weight is at most 1, and a
-partial takes at most ``CONTRIBUTIONS_MAX`` = 2**20 updates, so |sum| < 2**62.
+Overflow is impossible by construction: the gate bounds |delta| to ``DELTA_MAX`` = 2**10, a weight
+is at most 1, and a partial takes at most ``CONTRIBUTIONS_MAX`` = 2**20 updates, so |sum| < 2**62.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Group:
 
 @dataclass(slots=True)
 class Partial:
-    """The weighted sum of many updates: a commutative monoid under ``absorb``; empty is its zero."""
+    """The weighted sum of many updates: a commutative monoid under ``absorb``."""
 
     groups: dict[int, Group] = field(default_factory=dict)
     integers: Integers | None = None
@@ -141,7 +142,7 @@ class Partial:
         hasher = hashlib.blake2b(digest_size=16)
         for version, group in sorted(self.groups.items()):
             hasher.update(f"{version} {group.unit!r}".encode())
-            hasher.update(np.ascontiguousarray(group.sums))
+            hasher.update(np.ascontiguousarray(group.sums).data)
         hasher.update(b"" if self.integers is None else self.integers.tobytes())
         for item in sorted(self.contributions.values()):
             hasher.update(repr(item).encode())
@@ -150,7 +151,9 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The global model at a version. The arrays are owned by the checkpoint and never written again."""
+    """The global model at a version. The arrays are owned by the checkpoint and never written
+    again.
+    """
 
     version: int
     vector: Vector
@@ -179,9 +182,10 @@ def cut(
 ) -> Checkpoint:
     """Merge ``partial`` into the next version: ``checkpoint + η · Σ w·delta / Σ mass``.
 
-    The divisor is the mass without discounts: dividing by Σ w would cancel an update's discount whenever it is
-    alone. ``mean_discount`` is the running mean of s(lag): a fleet's usual lag counts as 1. A partial that was admitted
-    in time and delayed afterwards counts with the discount of ``max_lag``.
+    The divisor is the mass without discounts: dividing by Σ w would cancel an update's discount
+    whenever it is alone. ``mean_discount`` is the running mean of s(lag): a fleet's usual lag
+    counts as 1. A partial that was admitted in time and delayed afterwards counts with the discount
+    of ``max_lag``.
     """
     mass = partial.mass()
     assert mass > 0, "a cut has at least one update"
@@ -202,7 +206,8 @@ def summarise(
 ) -> tuple[Statistics, float]:
     """Freeze the statistics for the next version, and the running mean of the discount.
 
-    Medians are smoothed over cuts; all of it depends on the set of contributions only, never on their order.
+    Medians are smoothed over cuts; all of it depends on the set of contributions only, never on
+    their order.
     """
     items = sorted(partial.contributions.values())
     steps = _smooth(before.reference_steps, _median(item.steps for item in items))

@@ -1,16 +1,20 @@
-"""The state machine of a training node: train, publish, rebase, flush and hold. It never trains or sends itself.
+"""The state machine of a training node: train, publish, rebase, flush and hold. It never trains or
+sends itself.
 
 ::
 
-    JOINING --model--> TRAINING --pace reached, link free--> publish, TRAINING     (semi-asynchronous)
-                          |   ^                          \\-> publish, HOLDING      (hold_after_update)
+    JOINING --model--> TRAINING --pace reached, link free--> publish, TRAINING
+    (semi-asynchronous)
+                          |   ^                          \\-> publish, HOLDING
+                          (hold_after_update)
              sync notice  |   |  the sync's model, the next version, or the deadline
                           v   |
                        FLUSHING --flush published, or nothing to flush--> HOLDING
 
-Error feedback needs no vector of its own: the reference moves by what was *decoded*, so what a codec left out stays in
-``local - reference`` and goes with the next delta (Seide et al. 2014; Karimireddy et al. 2019). When a version
-arrives the node rebases at its next step boundary, ``local = model + (local - reference)``: unsent progress survives.
+Error feedback needs no vector of its own: the reference moves by what was *decoded*, so what a
+codec left out stays in ``local - reference`` and goes with the next delta (Seide et al. 2014;
+Karimireddy et al. 2019). When a version arrives the node rebases at its next step boundary, ``local
+= model + (local - reference)``: unsent progress survives.
 """
 
 from __future__ import annotations
@@ -54,7 +58,7 @@ class ModelArrived:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The trainer stopped at a step boundary, after ``steps`` steps; it owns ``local`` no longer."""
+    """The trainer stopped at a step boundary after ``steps`` steps, and gave up ``local``."""
 
     local: Vector
     integers: Integers
@@ -75,7 +79,9 @@ Event = ModelArrived | Trained | UpdateSettled | SyncNotice | Tick
 
 @dataclass(frozen=True, slots=True)
 class TrainOrder:
-    """Train up to ``steps`` steps; from ``start`` where given, else go on from where the trainer stands."""
+    """Train up to ``steps`` steps; from ``start`` where given, else go on from where the trainer
+    stands.
+    """
 
     steps: int
     start: tuple[Vector, Integers] | None

@@ -1,4 +1,6 @@
-"""Opens the SQLite files of outbox and inbox: write-ahead log, and every commit on disk before it returns."""
+"""Opens the SQLite files of outbox and inbox: write-ahead log, and every commit on disk before it
+returns.
+"""
 
 from __future__ import annotations
 

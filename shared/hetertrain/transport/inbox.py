@@ -1,7 +1,7 @@
 """What an aggregator has accepted and not yet passed on: its journal.
 
-A record is durable before its sender hears so. The cloud repeats the records since its last durable checkpoint
-after a restart; a gateway those that the cloud has not acknowledged.
+A record is durable before its sender hears so. The cloud repeats the records since its last durable
+checkpoint after a restart; a gateway those that the cloud has not acknowledged.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""The only module that touches paho-mqtt: one thread owns the client, everybody else talks to queues.
+"""The only module that touches paho-mqtt: one thread owns the client, everybody else talks to
+queues.
 
-``Connection`` is that thread. It connects, subscribes, reconnects with capped exponential backoff and jitter, takes
-what ``publish`` queued, and hands what happens to one callback, which must only enqueue. Callbacks of paho never do work.
-A link's rate is really limited here: a token bucket per direction decides when the socket is read and when the next
-frame is handed to the client, so that a slow link slows its node and, through TCP, the broker's queue to it.
+``Connection`` is that thread. It connects, subscribes, reconnects with capped exponential backoff
+and jitter, takes what ``publish`` queued, and hands what happens to one callback, which must only
+enqueue. Callbacks of paho never do work. A link's rate is really limited here: a token bucket per
+direction decides when the socket is read and when the next frame is handed to the client, so that a
+slow link slows its node and, through TCP, the broker's queue to it.
 
-MQTT 5, QoS 1, persistent session with an explicit expiry. The broker's PUBACK is reported as ``Delivered`` and means no
-more than that the broker has the frame; a PUBACK that refuses is reported as ``Denied``.
+MQTT 5, QoS 1, persistent session with an explicit expiry. The broker's PUBACK is reported as
+``Delivered`` and means no more than that the broker has the frame; a PUBACK that refuses is
+reported as ``Denied``.
 """
 
 from __future__ import annotations
@@ -28,7 +31,6 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from hetertrain.errors import TransportError
 from hetertrain.wire.uplink import Outgoing
 
 KEEPALIVE_SECONDS = 30
@@ -37,7 +39,9 @@ BACKOFF_SECONDS_MIN = 0.2
 BACKOFF_SECONDS_MAX = 30.0
 POLL_SECONDS_MAX = 0.5
 QUEUE_BYTES_MAX = 256 << 20
-"""Frames that wait for the connection; beyond it the oldest are dropped and counted: senders repeat."""
+"""Frames that wait for the connection; beyond it the oldest are dropped and counted: senders
+repeat.
+"""
 INFLIGHT_MAX = 64
 FRAME_OVERHEAD_BYTES = 60
 """TCP/IP and MQTT headers of one packet, as the rate limit counts them."""
@@ -251,9 +255,7 @@ class Connection(threading.Thread):
         if interest:
             selector.register(raw, interest)
         pending = getattr(raw, "pending", lambda: 0)()
-        ready = dict(
-            (key.fileobj, mask) for key, mask in selector.select(0 if pending else timeout)
-        )
+        ready = {key.fileobj: mask for key, mask in selector.select(0 if pending else timeout)}
         if interest:
             selector.unregister(raw)
         if self._wake_read in ready:
@@ -348,18 +350,3 @@ class Connection(threading.Thread):
                 continue
         except BlockingIOError:
             return
-
-
-def check_reachable(endpoint: Endpoint, timeout_seconds: float = 5.0) -> None:
-    """Fail early, naming the address, where nothing listens.
-
-    Raises:
-        TransportError: nobody accepts a connection there.
-    """
-    try:
-        socket.create_connection((endpoint.host, endpoint.port), timeout_seconds).close()
-    except OSError as error:
-        raise TransportError(
-            f"no broker at {endpoint.host}:{endpoint.port} ({error}): start one or set --broker-host "
-            "and --broker-port"
-        ) from error

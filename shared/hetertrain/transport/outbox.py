@@ -1,7 +1,9 @@
-"""What a node must still deliver: one content at a time, durable before its first publish, gone after its verdict.
+"""What a node must still deliver: one content at a time, durable before its first publish, gone
+after its verdict.
 
-A node encodes no new update while one is under way; its progress gathers in ``local - reference`` meanwhile. So
-the outbox holds one content however long the node is offline: newer work coalesces before it is ever encoded.
+A node encodes no new update while one is under way; its progress gathers in ``local - reference``
+meanwhile. So the outbox holds one content however long the node is offline: newer work coalesces
+before it is ever encoded.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from hetertrain.transport.database import open_database
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pending (seq INTEGER PRIMARY KEY, content BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS counter (id INTEGER PRIMARY KEY CHECK (id = 0), next_seq INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS counter (
+    id INTEGER PRIMARY KEY CHECK (id = 0),
+    next_seq INTEGER NOT NULL
+);
 """
 
 
@@ -33,7 +38,8 @@ class Outbox:
     def __init__(self, path: Path, first_seq: int) -> None:
         """Open the file at ``path``; a new one counts from ``first_seq``.
 
-        A node that lost its disk must not use a number twice: the driver gives the wall clock in milliseconds.
+        A node that lost its disk must not use a number twice: the driver gives the wall clock in
+        milliseconds.
         """
         self._database = open_database(path, _SCHEMA)
         self._database.execute("INSERT OR IGNORE INTO counter VALUES (0, ?)", (first_seq,))

@@ -1,1 +1,3 @@
-"""What travels between nodes: messages, contents, transfers, and both ends of the conversation. Pure, without IO."""
+"""What travels between nodes: messages, contents, transfers, and both ends of the conversation.
+Pure, without IO.
+"""

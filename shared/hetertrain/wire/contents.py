@@ -1,4 +1,4 @@
-"""Updates, partials and models as bytes: what transfers carry, outboxes keep and journals repeat."""
+"""Updates, partials and models as bytes: what transfers carry and journals repeat."""
 
 from __future__ import annotations
 

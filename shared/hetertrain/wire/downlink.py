@@ -1,9 +1,11 @@
-"""An aggregator's end of the conversation with its nodes: collects contents, answers, broadcasts versions by tier.
+"""An aggregator's end of the conversation with its nodes: collects contents, answers, broadcasts
+versions by tier.
 
-The cloud speaks so to its gateways and vehicles, and a gateway to its cell. Per tier it keeps the model that the tier's
-nodes hold and broadcasts the compressed difference to it, with error feedback: the kept model moves by what was decoded,
-so what a budget left out goes with the next difference. All nodes of a tier hold bit-identical models, checked by
-digest. A whole model restarts a tier's chain: at a synchronisation, and when a node's heartbeat shows that it lost it.
+The cloud speaks so to its gateways and vehicles, and a gateway to its cell. Per tier it keeps the
+model that the tier's nodes hold and broadcasts the compressed difference to it, with error
+feedback: the kept model moves by what was decoded, so what a budget left out goes with the next
+difference. All nodes of a tier hold bit-identical models, checked by digest. A whole model restarts
+a tier's chain: at a synchronisation, and when a node's heartbeat shows that it lost it.
 """
 
 from __future__ import annotations
@@ -34,10 +36,13 @@ from hetertrain.wire.uplink import HEARTBEAT_SECONDS, FrameRefused, Outgoing
 
 SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS
 """A node that was not heard for so long counts as gone until it is heard again."""
+GATHER_SECONDS = 1.0
+"""How long a whole model waits for more nodes that need it."""
 BROADCAST_SECONDS_MIN = 1.0
 BROADCAST_SECONDS_MAX = 4.0
 CONTENT_GROUPS_MAX = 64
-RECEIVERS_MAX = 100_000
+RECEIVERS_MAX = 4096
+"""Transfers under way at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,9 @@ class Downlink:
     def release(
         self, checkpoint: Checkpoint, sync: int | None, terms: JobTerms, now: float
     ) -> DownlinkReady:
-        """Announce a version: to each tier when its link is free, at once and whole where it ends a sync."""
+        """Announce a version: to each tier when its link is free, at once and whole where it ends a
+        sync.
+        """
         self._checkpoint, self._terms = checkpoint, terms
         for chain in self._chains.values():
             if sync is not None:
@@ -183,6 +190,8 @@ class Downlink:
         sender = topic.rsplit("/", 2)[1 if topic.endswith("/state") else 2]
         if getattr(message, "node", sender) != sender:
             raise FrameError("identity", f"{sender} sent a message in another node's name")
+        if sender in self._heard_at:
+            self._heard_at[sender] = now  # Whatever it says, it is there.
         match message:
             case NodeState():
                 self._hear(message, now)
@@ -216,7 +225,10 @@ class Downlink:
         self._events.append(NodeSeen(state))
         chain = self._chains.setdefault(tier.name, _Chain(tier))
         if now >= chain.whole_until and self._has_lost_chain(chain, state.model, now):
+            # Those who join together share one broadcast, and need not put it off.
             chain.needs_whole = True
+            chain.free_at = max(chain.free_at, now + GATHER_SECONDS)
+            chain.whole_until = chain.free_at + HEARTBEAT_SECONDS
 
     def _has_lost_chain(self, chain: _Chain, model: str, now: float) -> bool:
         if model == chain.digest:
@@ -226,7 +238,7 @@ class Downlink:
     def _forget(self, node: str) -> None:
         del self._heard_at[node]
         self.nodes.pop(node, None)
-        self._receivers.pop(node, None)
+        # What has arrived of its transfer stays: it goes on when the node is back.
         self._events.append(NodeGone(node))
 
     def _begin(self, begin: Begin) -> None:
@@ -239,10 +251,13 @@ class Downlink:
             self._publish(topics.inbox(begin.node), Missing(seq=begin.seq), receiver.missing())
             return
         limit = self._content_bytes_max()
-        if begin.size_bytes > limit or len(self._receivers) >= RECEIVERS_MAX:
+        if begin.size_bytes > limit:
             raise FrameError(
                 "size", f"{begin.node} announces {begin.size_bytes} bytes; limit {limit}"
             )
+        self._receivers.pop(begin.node, None)
+        if len(self._receivers) >= RECEIVERS_MAX:
+            del self._receivers[next(iter(self._receivers))]  # The oldest; its sender begins anew.
         self._receivers[begin.node] = Receiver(begin)
 
     def _content_bytes_max(self) -> int:

@@ -3,20 +3,20 @@
 ::
 
     offset  0  2        3     4              8               12        20
-            HT version  kind  header bytes   payload bytes   digest    header (msgpack), payload (raw)
+            HT version  kind  header bytes   payload bytes   digest    header (msgpack), payload
+            (raw)
 
-The digest (BLAKE2b, 8 bytes) covers all the rest, the frame's head included. The header is msgpack; the payload stays
-raw, because msgpack copies binaries. A stranger's frame is refused by ``unpack`` with a reason before it is looked at
-further, and a header is validated field by field; nothing in a frame is ever executed.
+The digest (BLAKE2b, 8 bytes) covers all the rest, the frame's head included. The header is msgpack;
+the payload stays raw, because msgpack copies binaries. A stranger's frame is refused by ``unpack``
+with a reason before it is looked at further, and a header is validated field by field; nothing in a
+frame is ever executed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Hashable
 from dataclasses import asdict, dataclass, fields
-from functools import cache
 from typing import Annotated
 
 import msgpack
@@ -270,9 +270,9 @@ _KINDS: dict[int, type[Message]] = {
 _NUMBERS = {message_class: number for number, message_class in _KINDS.items()}
 
 
-@cache
-def _adapter(message_class: Hashable) -> TypeAdapter[Message]:
-    return TypeAdapter(message_class)
+_ADAPTERS: dict[type[Message], TypeAdapter[Message]] = {
+    message_class: TypeAdapter(message_class) for message_class in _NUMBERS
+}
 
 
 def pack(message: Message, payload: bytes | memoryview = b"") -> bytes:
@@ -290,7 +290,8 @@ def unpack(frame: bytes | memoryview) -> tuple[Message, memoryview]:
     """Take a frame apart; the payload is a view into it.
 
     Raises:
-        FrameError: with reason ``foreign``, ``version``, ``kind``, ``length``, ``digest`` or ``header``.
+        FrameError: with reason ``foreign``, ``version``, ``kind``, ``length``, ``digest`` or
+        ``header``.
     """
     view = memoryview(frame)
     if len(view) < _HEAD.size or bytes(view[:2]) != MAGIC:
@@ -316,7 +317,7 @@ def unpack(frame: bytes | memoryview) -> tuple[Message, memoryview]:
 def _parse(message_class: type[Message], header: memoryview) -> Message:
     try:
         plain = msgpack.unpackb(header, use_list=False, strict_map_key=False)
-        return _adapter(message_class).validate_python(plain)
+        return _ADAPTERS[message_class].validate_python(plain)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

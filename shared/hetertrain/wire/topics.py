@@ -1,7 +1,7 @@
 """Every topic name, in one place.
 
-A *cell* is the part of a fleet that speaks to one aggregator: ``cloud``, or a gateway's id. It is a level of its own so
-that gateways which share a broker hear their own vehicles only.
+A *cell* is the part of a fleet that speaks to one aggregator: ``cloud``, or a gateway's id. It is a
+level of its own so that gateways which share a broker hear their own vehicles only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def check_name(kind: str, name: str) -> str:
     """
     if not name or len(name.encode()) > _NAME_BYTES_MAX or _FORBIDDEN & set(name):
         raise SettingsError(
-            f"{kind} {name!r} must be 1 to {_NAME_BYTES_MAX} bytes without spaces and any of / + # $"
+            f"{kind} {name!r} must be 1 to {_NAME_BYTES_MAX} bytes, without spaces or / + # $"
         )
     return name
 

@@ -2,13 +2,15 @@
 
 ::
 
-    sender     Begin, chunks (at most ``window`` without the broker's acknowledgement) ... verdict -> done
+    sender     Begin, chunks (at most ``window`` without the broker's acknowledgement) ... verdict
+    -> done
                  ^--------- no verdict in time, or reconnected: Begin again -----------'
     receiver   Begin -> collect -> all there and digest right -> content
                          '-- Begin again while chunks are missing --> Missing(bitmap)
 
-The broker's acknowledgement only opens the window; a transfer is done when the application's verdict is in. So it
-survives brokers that drop, connections that break, and a restart of either end: chunks are idempotent.
+The broker's acknowledgement only opens the window; a transfer is done when the application's
+verdict is in. So it survives brokers that drop, connections that break, and a restart of either
+end: chunks are idempotent.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class Sender:
         return -(-len(self.content) // self.chunk_bytes)
 
     def due(self, now: float) -> list[tuple[Message, memoryview]]:
-        """Return the messages that the window allows now; each must be reported as ``delivered``."""
+        """Return what the window allows now; each must be reported as ``delivered``."""
         if not self._todo and now >= self._ask_at and not self._num_unacknowledged:
             self._todo.append(None)
         messages: list[tuple[Message, memoryview]] = []
@@ -107,7 +109,9 @@ class Sender:
 
 @dataclass(slots=True)
 class Receiver:
-    """Collects the chunks of one announced content; memory is the content's size, and bounded by the caller."""
+    """Collects the chunks of one announced content; memory is the content's size, and bounded by
+    the caller.
+    """
 
     begin: Begin
     _content: bytearray = field(default_factory=bytearray)
@@ -125,7 +129,8 @@ class Receiver:
         """Take one chunk; return the content when it is whole.
 
         Raises:
-            FrameError: the chunk does not fit (``chunk``), or the whole is not what was announced (``content``);
+            FrameError: the chunk does not fit (``chunk``), or the whole is not what was announced
+            (``content``);
                 in the latter case all chunks are forgotten.
         """
         start = index * self.begin.chunk_bytes

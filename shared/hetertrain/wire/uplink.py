@@ -1,11 +1,13 @@
-"""A node's end of the conversation with its aggregator: offers updates, follows versions, obeys notices.
+"""A node's end of the conversation with its aggregator: offers updates, follows versions, obeys
+notices.
 
-A vehicle speaks so to its gateway or to the cloud, and a gateway so to the cloud. The machine sees frames and
-time and returns frames to send and what happened; the driver owns the connection and the outbox.
+A vehicle speaks so to its gateway or to the cloud, and a gateway so to the cloud. The machine sees
+frames and time and returns frames to send and what happened; the driver owns the connection and the
+outbox.
 
-It holds the chain of models of its tier: a whole model starts the chain, a difference continues it if it applies to
-the model that is held; when it does not, or when chunks are lost, the next heartbeat says which model is held
-and the aggregator's next broadcast to the tier is a whole one.
+It holds the chain of models of its tier: a whole model starts the chain, a difference continues it
+if it applies to the model that is held; when it does not, or when chunks are lost, the next
+heartbeat says which model is held and the aggregator's next broadcast to the tier is a whole one.
 """
 
 from __future__ import annotations
@@ -219,7 +221,7 @@ class Uplink:
         self,
         topic: str,
         message: Message,
-        payload: memoryview = memoryview(b""),
+        payload: bytes | memoryview = b"",
         *,
         retain: bool = False,
         token: int | None = None,

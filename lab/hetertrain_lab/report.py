@@ -1,0 +1,347 @@
+"""The report of a run: plots that a person looks at first, tables after, in one HTML file without
+external parts.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hetertrain_lab.live import human_bytes
+
+BLUE, ORANGE, GREEN, GREY = "#0b6bcb", "#d9730d", "#2f8f5b", "#7a828c"
+LEVELS = (0.9, 0.95)
+METRIC_SHOWN_MIN = -0.25
+STYLE = {
+    "figure.dpi": 150,
+    "figure.facecolor": "white",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#b8bec6",
+    "axes.labelcolor": "#39424e",
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 12,
+    "xtick.color": "#39424e",
+    "ytick.color": "#39424e",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e8ebef",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A metric over time: (seconds since training began, value)."""
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """What one vehicle was and did."""
+
+    node: str
+    label: str
+    cell: str
+    tier: str
+    step_seconds: float
+    steps: int
+    updates: int
+    bytes_up: int
+    bytes_down: int
+    alone: float | None
+    """The headline metric of a model trained on this vehicle's data only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """All that a report shows."""
+
+    title: str
+    metric: str
+    settings: dict[str, str | int | float]
+    machine: str
+    seconds: float
+    versions: int
+    curves: tuple[Curve, ...]
+    """The fleet's first, then the baseline's."""
+    pooled: float | None
+    final: dict[str, float]
+    baseline_final: dict[str, float]
+    nodes: tuple[NodeRow, ...]
+    updates_by_lag: dict[int, int]
+    dense_bytes_per_update: int
+    notes: tuple[str, ...]
+
+    @property
+    def alone_mean(self) -> float | None:
+        """The mean over vehicles of what each learns alone."""
+        values = [row.alone for row in self.nodes if row.alone is not None]
+        return sum(values) / len(values) if values else None
+
+    @property
+    def uplink_bytes(self) -> int:
+        """All bytes that vehicles sent."""
+        return sum(row.bytes_up for row in self.nodes)
+
+    @property
+    def downlink_bytes(self) -> int:
+        """All bytes that vehicles received."""
+        return sum(row.bytes_down for row in self.nodes)
+
+
+def seconds_to(curve: Curve, level: float) -> float | None:
+    """Return when the mean of three evaluations in a row first reached ``level``; None: never."""
+    for index in range(2, len(curve.points)):
+        window = curve.points[index - 2 : index + 1]
+        if sum(value for _, value in window) / 3 >= level:
+            return window[-1][0]
+    return None
+
+
+def write_report(record: RunRecord, directory: Path) -> Path:
+    """Write three PNG files and ``report.html`` into ``directory``; return the latter's path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(STYLE):  # type: ignore[arg-type]  # its keys are a long union of literals
+        for name, draw in (("metric", _draw_metric), ("bytes", _draw_bytes), ("lag", _draw_lag)):
+            figure, axes = plt.subplots(figsize=(8.6, 3.9) if name == "metric" else (4.2, 3.4))
+            draw(axes, record)
+            figure.tight_layout()
+            figure.savefig(directory / f"{name}.png")
+            plt.close(figure)
+    path = directory / "report.html"
+    path.write_text(_html(record, directory), encoding="utf-8")
+    return path
+
+
+def _draw_metric(axes: Any, record: RunRecord) -> None:
+    for curve, colour in zip(record.curves, (BLUE, ORANGE), strict=False):
+        if curve.points:
+            times, values = zip(*curve.points, strict=True)
+            axes.plot(times, values, color=colour, linewidth=2, label=curve.label)
+    lines = (("all data pooled", record.pooled, GREEN), ("alone (mean)", record.alone_mean, GREY))
+    for label, value, colour in lines:
+        if value is None:
+            continue
+        shown = max(value, METRIC_SHOWN_MIN + 0.02)
+        text = f"{label} {value:.3f}" + ("  (below the axis)" if shown != value else "")
+        axes.axhline(shown, color=colour, linestyle="--", linewidth=1.5, label=text)
+    axes.set_ylim(METRIC_SHOWN_MIN, 1.04)
+    axes.set_xlim(0, None)
+    axes.set_xlabel("seconds since training began")
+    axes.set_ylabel(f"{record.metric} on held-out data")
+    axes.set_title(f"{record.metric} over time")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right", frameon=True, framealpha=0.92, edgecolor="none", fontsize=9)
+
+
+def _draw_bytes(axes: Any, record: RunRecord) -> None:
+    up: dict[str, int] = defaultdict(int)
+    down: dict[str, int] = defaultdict(int)
+    dense: dict[str, int] = defaultdict(int)
+    for row in record.nodes:
+        up[row.tier] += row.bytes_up
+        down[row.tier] += row.bytes_down
+        dense[row.tier] += row.updates * record.dense_bytes_per_update
+    tiers = sorted(up)
+    places = range(len(tiers))
+    axes.bar([p - 0.2 for p in places], [up[t] for t in tiers], 0.36, color=BLUE, label="up")
+    axes.bar([p + 0.2 for p in places], [down[t] for t in tiers], 0.36, color=ORANGE, label="down")
+    for place, tier in zip(places, tiers, strict=True):
+        is_first = place == 0
+        label = "up, if dense" if is_first else None
+        span = (place - 0.4, place)
+        axes.plot(span, [dense[tier]] * 2, color="#39424e", linewidth=1.5, label=label)
+    axes.set_xticks(list(places), tiers)
+    if tiers:
+        axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: human_bytes(int(value)))
+    axes.grid(visible=False, axis="x")
+    axes.set_title("Bytes by tier")
+    axes.set_xlabel("tier of the vehicle's link")
+    axes.legend(
+        frameon=False, fontsize=8.5, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.06)
+    )
+
+
+def _draw_lag(axes: Any, record: RunRecord) -> None:
+    lags = record.updates_by_lag
+    axes.bar(list(lags), list(lags.values()), 0.85, color=BLUE)
+    axes.set_xlabel("lag (versions behind when merged)")
+    axes.set_ylabel("updates")
+    axes.set_title("Staleness of updates")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(visible=False, axis="x")
+
+
+def summary_table(record: RunRecord) -> RenderableType:
+    """Return the summary for a terminal."""
+    tables = []
+    for title, header, rows in (_outcome(record), _speed(record)):
+        table = Table(title=title, title_justify="left")
+        for index, name in enumerate(header):
+            table.add_column(Text(name), justify="left" if index == 0 else "right")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        tables.append(table)
+    return Group(*tables)
+
+
+Rows = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+
+
+def _outcome(record: RunRecord) -> Rows:
+    """Compare what was learnt, overall and by part of the held-out data."""
+    labels = [curve.label for curve in record.curves]
+    rows = []
+    for name, value in record.final.items():
+        row = [name, f"{value:.3f}"]
+        if len(labels) > 1:
+            row.append(_number(record.baseline_final.get(name)))
+        is_headline = name == record.metric
+        row += [_number(record.alone_mean if is_headline else None)]
+        row += [_number(record.pooled if is_headline else None)]
+        rows.append(tuple(row))
+    header = ("on held-out data", *labels, "alone (mean)", "pooled")
+    return f"After {record.seconds:.0f} s", header, rows
+
+
+def _speed(record: RunRecord) -> Rows:
+    rows = []
+    for level in LEVELS:
+        times = [seconds_to(curve, level) for curve in record.curves]
+        row = [f"seconds to {record.metric} {level:g}", *(_seconds(time) for time in times)]
+        if len(times) > 1:
+            first, second = times[0], times[1]
+            ratio = f"{second / first:.1f} ×" if first and second else "–"
+            row.append(ratio)
+        rows.append(tuple(row))
+    blank = ("",) * (len(record.curves) - 1 + (len(record.curves) > 1))
+    updates = sum(row.updates for row in record.nodes)
+    rows.append(("versions", str(record.versions), *blank))
+    rows.append(("updates", str(updates), *blank))
+    rows.append(("bytes up", human_bytes(record.uplink_bytes), *blank))
+    rows.append(("bytes down", human_bytes(record.downlink_bytes), *blank))
+    header = ["", *(curve.label for curve in record.curves)]
+    if len(record.curves) > 1:
+        header.append("times faster")
+    return "How it got there", tuple(header), rows
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "not reached" if value is None else f"{value:.1f}"
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title><style>
+:root {{ --ink: #1d252e; --soft: #5b6672; --line: #dfe3e8; --page: #f6f7f9; --card: #fff; }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --ink: #e8ebee; --soft: #9aa5b1; --line: #333c46; --page: #14181d; --card: #1d2329; }}
+}}
+body {{ font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
+  margin: 0; }}
+main {{ max-width: 1000px; margin: 0 auto; padding: 24px 16px 64px; }}
+h1 {{ font-size: 24px; margin: 8px 0 2px; }}
+h2 {{ font-size: 17px; margin: 0 0 10px; }}
+p {{ color: var(--soft); margin: 4px 0; }}
+section {{ background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  padding: 16px 20px; margin-top: 18px; overflow-x: auto; }}
+.figures {{ display: grid; gap: 12px;
+  grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); }}
+.figures div {{ color: var(--soft); }}
+.figures b {{ display: block; font-size: 26px; color: var(--ink); }}
+.pair {{ display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); }}
+img {{ width: 100%; height: auto; border-radius: 6px; background: #fff; }}
+table {{ border-collapse: collapse; width: 100%; font-size: 14px; }}
+th, td {{ text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line);
+  white-space: nowrap; }}
+th:first-child, td:first-child {{ text-align: left; }}
+th {{ color: var(--soft); font-weight: 600; }}
+</style></head><body><main>{body}</main></body></html>
+"""
+
+
+def _html(record: RunRecord, directory: Path) -> str:
+    images = {
+        name: base64.b64encode((directory / f"{name}.png").read_bytes()).decode()
+        for name in ("metric", "bytes", "lag")
+    }
+    headline = [
+        (_number(record.final.get(record.metric)), f"{record.metric}, the fleet"),
+        (_number(record.alone_mean), f"{record.metric}, a vehicle alone (mean)"),
+        (_number(record.pooled), f"{record.metric}, all data pooled"),
+        (str(record.versions), f"versions in {record.seconds:.0f} s"),
+        (human_bytes(record.uplink_bytes), "sent by vehicles"),
+    ]
+    figures = "".join(f"<div><b>{escape(v)}</b>{escape(text)}</div>" for v, text in headline)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in record.notes)
+    settings: Rows = (
+        "Settings",
+        ("setting", "value"),
+        [
+            (name, str(value))
+            for name, value in (record.settings | {"machine": record.machine}).items()
+        ],
+    )
+    parts = [
+        f"<h1>{escape(record.title)}</h1><p>Heter-Train run report</p>",
+        f'<section class="figures">{figures}</section>',
+        f"<section>{_image(images['metric'], 'metric over time')}</section>",
+        f'<section class="pair">{_image(images["bytes"], "bytes by tier")}'
+        f"{_image(images['lag'], 'staleness of updates')}</section>",
+        *(_section(*rows) for rows in (_outcome(record), _speed(record), _nodes(record), settings)),
+        f"<section><h2>How to read this</h2>{notes}</section>",
+    ]
+    return _PAGE.format(title=escape(record.title), body="\n".join(parts))
+
+
+def _image(encoded: str, text: str) -> str:
+    return f'<img alt="{escape(text)}" src="data:image/png;base64,{encoded}">'
+
+
+def _section(title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<section><h2>{escape(title)}</h2><table><tr>{head}</tr>{body}</table></section>"
+
+
+def _nodes(record: RunRecord) -> Rows:
+    header: tuple[str, ...] = ("vehicle", "data", "cell", "tier", "ms/step", "steps")
+    header += ("updates", "up", "down", "alone")
+    rows: list[tuple[str, ...]] = [
+        (
+            row.node,
+            row.label,
+            row.cell,
+            row.tier,
+            f"{row.step_seconds * 1000:.0f}",
+            str(row.steps),
+            str(row.updates),
+            human_bytes(row.bytes_up),
+            human_bytes(row.bytes_down),
+            _number(row.alone),
+        )
+        for row in record.nodes
+    ]
+    return f"Vehicles ({record.metric} alone, on all held-out data)", header, rows

@@ -1,0 +1,114 @@
+"""A fleet of real processes over a real broker, with real kills."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from hetertrain_cloud.service import AggregatorService
+from hetertrain_lab.broker import EmbeddedBroker
+from hetertrain_lab.fleet import Fleet, FleetPlan
+from hetertrain_lab.monitor import Monitor
+
+pytestmark = pytest.mark.broker
+WAIT_SECONDS = 60.0
+
+
+class Watched:
+    """A running fleet and a watcher of it."""
+
+    def __init__(self, fleet: Fleet, monitor: Monitor) -> None:
+        self.fleet = fleet
+        self.monitor = monitor
+
+    def version(self) -> int:
+        status = self.monitor.statuses().get("cloud")
+        return -1 if status is None else status.version
+
+    def history(self) -> list[dict]:
+        path = self.fleet.plan.directory / "cloud" / "versions.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    with EmbeddedBroker(tmp_path / "broker") as broker:
+        plan = FleetPlan(
+            job="test",
+            task="hetertrain_lab.driving:DrivingTask",
+            policy="sap",
+            num_vehicles=5,
+            num_edges=2,
+            seed=3,
+            step_seconds=0.01,
+            host=broker.host,
+            port=broker.port,
+            directory=tmp_path,
+            overrides={"sync_seconds": 4.0},
+        )
+        fleet = Fleet(plan)
+        monitor = Monitor(broker.host, broker.port, plan.job)
+        fleet.start()
+        try:
+            yield Watched(fleet, monitor)
+        finally:
+            fleet.stop()
+            monitor.stop()
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {WAIT_SECONDS} s for: {what}"
+        time.sleep(0.1)
+
+
+def test_versions_go_on_when_a_vehicle_and_a_gateway_are_killed(watched: Watched) -> None:
+    wait_until(lambda: watched.version() >= 5, "the first versions")
+    watched.fleet.kill("vehicle-01")
+    watched.fleet.kill("edge-2")
+    at = watched.version()
+    wait_until(lambda: watched.version() >= at + 5, "versions after the kills")
+    edge = next(e for e in watched.fleet.plan.edges() if e.node == "edge-2")
+    watched.fleet.start_edge(edge)
+    cell = {v.node for v in watched.fleet.plan.vehicles() if v.cell == "edge-2"}
+    at = watched.version()
+
+    def heard_again() -> bool:
+        rows = [row for row in watched.history() if row["version"] > at]
+        return cell <= {item[0] for row in rows for item in row["contributions"]}
+
+    wait_until(heard_again, "updates of the restarted gateway's cell")
+    assert_each_update_counted_once(watched.history())
+
+
+def test_a_killed_aggregator_resumes_where_it_was_and_loses_nothing(watched: Watched) -> None:
+    wait_until(lambda: watched.version() >= 8, "the first versions")
+    watched.fleet.kill("cloud")
+    before = watched.history()
+    watched.fleet.start_aggregator()
+    wait_until(lambda: len(watched.history()) >= len(before) + 5, "versions after the restart")
+    history = watched.history()
+    versions = [row["version"] for row in history]
+    assert versions == list(range(1, len(versions) + 1))
+    assert history[: len(before)] == before
+    assert_each_update_counted_once(history)
+
+
+def test_a_stopped_fleet_leaves_no_process_and_a_final_model(watched: Watched) -> None:
+    wait_until(lambda: watched.version() >= 2, "the first versions")
+    processes = [*watched.fleet.processes.values()]
+    watched.fleet.stop()
+    assert not any(process.is_alive() for process in processes)
+    model = load_file(AggregatorService.final_path(watched.fleet.plan.directory / "cloud"))
+    assert sum(tensor.size for tensor in model.values()) == 5889
+
+
+def assert_each_update_counted_once(history: list[dict]) -> None:
+    keys = [(item[0], item[1]) for row in history for item in row["contributions"]]
+    assert len(keys) == len(set(keys))

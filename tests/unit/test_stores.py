@@ -1,0 +1,101 @@
+"""What must survive a crash: outbox, inbox and checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hetertrain.core.layout import ParameterLayout
+from hetertrain.core.update import Checkpoint
+from hetertrain.errors import LayoutError, StoreError
+from hetertrain.transport.inbox import Inbox
+from hetertrain.transport.outbox import Outbox
+from hetertrain_cloud.checkpoints import KEPT, CheckpointStore
+
+TENSORS = {
+    "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "running_mean": np.ones(2, np.float32),
+    "num_batches_tracked": np.array(7, np.int64),
+    "personal.bias": np.zeros(3, np.float32),
+}
+LAYOUT = ParameterLayout.of(TENSORS, {"weight", "personal.bias"}, local=("personal.*",))
+
+
+def make_checkpoint(version: int) -> Checkpoint:
+    vector, integers = LAYOUT.flatten(TENSORS)
+    return Checkpoint(version, vector + np.float32(version), integers)
+
+
+def test_a_layout_returns_every_tensor_but_those_that_stay_local() -> None:
+    back = LAYOUT.unflatten(*LAYOUT.flatten(TENSORS))
+    assert back.keys() == TENSORS.keys() - {"personal.bias"}
+    for name, tensor in back.items():
+        np.testing.assert_array_equal(tensor, TENSORS[name])
+    assert (LAYOUT.size, LAYOUT.integer_size) == (8, 1)
+
+
+def test_a_layout_refuses_tensors_of_another_shape_by_name() -> None:
+    with pytest.raises(LayoutError, match="weight"):
+        LAYOUT.flatten(TENSORS | {"weight": np.zeros((3, 2), np.float32)})
+
+
+def test_an_update_stays_in_the_outbox_until_it_has_its_verdict(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "outbox.db", first_seq=100)
+    outbox.put(outbox.next_seq, b"update")
+    outbox.close()
+    reopened = Outbox(tmp_path / "outbox.db", first_seq=1)
+    pending = reopened.pending()
+    assert (pending.seq, pending.content, reopened.next_seq) == (100, b"update", 101)
+    reopened.settle(100)
+    assert reopened.pending() is None
+    assert reopened.next_seq == 101
+
+
+def test_a_broken_outbox_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "outbox.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match=r"outbox\.db"):
+        Outbox(tmp_path / "outbox.db", first_seq=1)
+
+
+def test_the_inbox_repeats_what_it_took_in_order_by_section(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path / "inbox.db")
+    inbox.append(0, [b"a", b"b"])
+    inbox.append(1, [b"c"])
+    inbox.close()
+    reopened = Inbox(tmp_path / "inbox.db")
+    assert list(reopened.read(0, 9)) == [b"a", b"b", b"c"]
+    reopened.remark(0, 5)
+    assert list(reopened.read(5, 5)) == [b"a", b"b"]
+    reopened.remark_all_but(5, 0)
+    assert list(reopened.read(0, 0)) == [b"c"]
+    reopened.forget(5, 5)
+    assert list(reopened.read(0, 9)) == [b"c"]
+
+
+def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, LAYOUT)
+    store.save(make_checkpoint(1), {"seen": 1})
+    newest = store.save(make_checkpoint(2), {"seen": 2})
+    newest.write_bytes(newest.read_bytes()[:-5])
+    stored = store.load()
+    assert (stored.checkpoint.version, stored.snapshot) == (1, {"seen": 1})
+
+
+def test_an_altered_checkpoint_is_not_used(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, LAYOUT)
+    store.save(make_checkpoint(1), {})
+    newest = store.save(make_checkpoint(2), {})
+    altered = bytearray(newest.read_bytes())
+    altered[-1] ^= 1
+    newest.write_bytes(altered)
+    assert store.load().checkpoint.version == 1
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, LAYOUT)
+    for version in range(KEPT + 3):
+        store.save(make_checkpoint(version), {})
+    assert len(list(tmp_path.iterdir())) == KEPT
+    assert store.load().checkpoint.digest() == make_checkpoint(KEPT + 2).digest()

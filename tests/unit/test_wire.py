@@ -1,0 +1,229 @@
+"""Frames, transfers, and the conversation of a node and its aggregator: whatever is lost, it ends right."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hetertrain.core.gate import Outcome, Verdict
+from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, Statistics
+from hetertrain.core.tiers import TIERS
+from hetertrain.core.update import Checkpoint
+from hetertrain.errors import FrameError
+from hetertrain.wire import topics
+from hetertrain.wire.contents import JobTerms
+from hetertrain.wire.downlink import SILENCE_SECONDS, ContentReceived, Downlink, NodeGone
+from hetertrain.wire.frames import Begin, Flushed, NodeState, pack, unpack
+from hetertrain.wire.transfer import Receiver, Sender
+from hetertrain.wire.uplink import ModelReceived, Outgoing, Settled, Uplink
+
+TERMS = JobTerms("layout", SYNC_PRESETS["sap"], WEIGHT_PRESETS["sap"], {0: Statistics()})
+STATE = NodeState(
+    node="n0", job="job", cell="cloud", tier="t1", role="vehicle", is_online=True, label="bus"
+)
+
+
+def test_a_frame_returns_what_went_in() -> None:
+    message, payload = unpack(pack(STATE, b"payload"))
+    assert message == STATE
+    assert bytes(payload) == b"payload"
+
+
+def test_no_cut_and_no_flipped_bit_of_a_frame_gets_past_the_border() -> None:
+    frame = pack(Flushed(node="n0", sync=3), b"payload")
+    for length in range(len(frame)):
+        with pytest.raises(FrameError):
+            unpack(frame[:length])
+    for bit in range(8 * len(frame)):
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(FrameError):
+            unpack(bytes(damaged))
+
+
+@pytest.mark.parametrize(
+    "change", [{"node": ""}, {"node": "x" * 65}, {"seq": -1}, {"chunk_bytes": 1}, {"seq": 1 << 62}]
+)
+def test_a_header_out_of_bounds_is_refused(change: dict) -> None:
+    begin = Begin(node="n0", seq=1, size_bytes=3, chunk_bytes=512, digest="x")
+    with pytest.raises(FrameError, match="header"):
+        unpack(pack(replace(begin, **change)))
+
+
+def make_sender(content: bytes, window: int = 2) -> Sender:
+    return Sender("n0", 1, content, chunk_bytes=256, window=window, airtime_seconds=1.0)
+
+
+def test_a_sender_never_has_more_than_its_window_unacknowledged() -> None:
+    sender = make_sender(bytes(2000), window=3)
+    assert len(sender.due(0.0)) == 3
+    assert sender.due(0.1) == []
+    sender.delivered()
+    assert len(sender.due(0.2)) == 1
+
+
+def test_a_sender_without_a_verdict_asks_again() -> None:
+    sender = make_sender(bytes(100), window=9)
+    assert len(sender.due(0.0)) == 2
+    sender.delivered()
+    sender.delivered()
+    assert sender.due(1.0) == []
+    assert [type(message) for message, _ in sender.due(sender.ask_at)] == [Begin]
+
+
+@pytest.mark.parametrize("lost", [[0], [0, 1, 2, 3, 4], [4], [1, 3]])
+def test_lost_chunks_and_only_those_are_sent_again(lost: list[int]) -> None:
+    content = random.Random(1).randbytes(1100)
+    sender = make_sender(content, window=99)
+    (begin, _), *chunks = sender.due(0.0)
+    receiver = Receiver(begin)
+    for index, (_, data) in enumerate(chunks):
+        if index not in lost:
+            assert receiver.chunk(index, data) is None
+    for _ in range(6):
+        sender.delivered()
+    sender.missing(receiver.missing())
+    again = sender.due(0.1)
+    assert [message.index for message, _ in again] == lost
+    results = [receiver.chunk(message.index, data) for message, data in again]
+    assert results[-1] == content
+
+
+def test_a_receiver_refuses_chunks_that_do_not_fit() -> None:
+    begin = Begin(node="n0", seq=1, size_bytes=300, chunk_bytes=256, digest="wrong")
+    receiver = Receiver(begin)
+    for index, size in ((2, 44), (0, 255), (1, 256), (1 << 40, 1)):
+        with pytest.raises(FrameError, match="chunk"):
+            receiver.chunk(index, memoryview(bytes(size)))
+    receiver.chunk(0, memoryview(bytes(256)))
+    with pytest.raises(FrameError, match="content"):
+        receiver.chunk(1, memoryview(bytes(44)))
+
+
+class Conversation:
+    """A node and an aggregator with a network between them that may lose frames, on a virtual clock."""
+
+    def __init__(self, seed: int, loss: float) -> None:
+        self.random = random.Random(seed)
+        self.loss = loss
+        self.now = 0.0
+        self.node = Uplink(STATE, TIERS["t1"])
+        self.aggregator = Downlink("job", "cloud")
+        self.node_events: list[object] = []
+        self.aggregator_events: list[object] = []
+        self.vector = np.zeros(60_000, np.float32)
+        self.version = 0
+        self.release(None)
+        self.up(self.node.connected(self.now))
+
+    def release(self, sync: int | None) -> None:
+        checkpoint = Checkpoint(self.version, self.vector.copy(), np.empty(0, np.int64))
+        self.down(self.aggregator.release(checkpoint, sync, TERMS, self.now))
+
+    def move(self) -> None:
+        noise = np.random.default_rng(self.version).normal(0, 1, self.vector.size)
+        self.vector += noise.astype(np.float32)
+        self.version += 1
+        self.release(None)
+
+    def up(self, ready) -> None:
+        self.node_events += ready.events
+        for item in ready.send:
+            if item.token is not None:
+                self.up(self.node.delivered(item.token, self.now))
+            if self.random.random() >= self.loss:
+                self.down(self.aggregator.received(item.topic, item.frame, self.now))
+
+    def down(self, ready) -> None:
+        self.aggregator_events += ready.events
+        for item in ready.send:
+            if item.topic in self.node.subscriptions and self.random.random() >= self.loss:
+                self.up(self.node.received(item.topic, item.frame, self.now))
+        for event in ready.events:
+            if isinstance(event, ContentReceived):
+                verdict = Verdict(event.node, event.seq, Outcome.MERGED)
+                self.down(self.aggregator.answer(verdict, self.now))
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.25
+            self.up(self.node.tick(self.now))
+            self.down(self.aggregator.tick(self.now))
+
+    def of(self, kind: type) -> list:
+        return [e for e in (*self.node_events, *self.aggregator_events) if isinstance(e, kind)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_content_arrives_whole_and_is_settled_once_though_a_third_of_frames_is_lost(
+    seed: int,
+) -> None:
+    talk = Conversation(seed, loss=0.33)
+    content = random.Random(seed).randbytes(200_000)
+    talk.up(talk.node.offer(5, content, talk.now))
+    talk.run(240.0)
+    assert {bytes(event.content) for event in talk.of(ContentReceived)} == {content}
+    assert [event.verdict.seq for event in talk.of(Settled)] == [5]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_node_holds_its_tiers_model_within_seconds_though_frames_are_lost(seed: int) -> None:
+    talk = Conversation(seed, loss=0.1)
+    for _ in range(20):
+        talk.run(1.5)
+        talk.move()
+    talk.loss = 0.0
+    talk.run(30.0)
+    newest = talk.of(ModelReceived)[-1]
+    assert newest.version == talk.version
+    chain = talk.aggregator._chains["t1"]
+    np.testing.assert_array_equal(newest.vector, chain.held.vector)
+
+
+def test_versions_travel_as_differences_and_a_sync_sends_the_exact_model() -> None:
+    talk = Conversation(0, loss=0.0)
+    talk.run(10.0)
+    for _ in range(5):
+        talk.move()
+        talk.run(3.0)
+    assert talk.of(ModelReceived)[-1].version == 5
+    assert not np.array_equal(talk.of(ModelReceived)[-1].vector, talk.vector)
+    talk.release(sync=1)
+    talk.run(3.0)
+    assert talk.of(ModelReceived)[-1].sync == 1
+    np.testing.assert_array_equal(talk.of(ModelReceived)[-1].vector, talk.vector)
+
+
+def test_a_silent_node_counts_as_gone() -> None:
+    talk = Conversation(0, loss=0.0)
+    talk.loss = 1.0
+    talk.run(SILENCE_SECONDS + 1)
+    assert [event.node for event in talk.of(NodeGone)] == ["n0"]
+
+
+@pytest.mark.parametrize("frame", [b"", b"garbage", pack(STATE), pack(Flushed(node="n1", sync=1))])
+def test_garbage_and_messages_in_anothers_name_are_counted_and_never_dispatched(
+    frame: bytes,
+) -> None:
+    aggregator = Downlink("job", "cloud")
+    ready = aggregator.received(topics.up("job", "cloud", "t1", "n9"), frame, 0.0)
+    assert [type(event).__name__ for event in ready.events] == ["FrameRefused"]
+
+
+def test_an_announced_size_over_the_limit_is_refused_before_memory_is_taken() -> None:
+    talk = Conversation(0, loss=0.0)
+    begin = Begin(node="n0", seq=9, size_bytes=1 << 40, chunk_bytes=1 << 16, digest="x")
+    topic = topics.up("job", "cloud", "t1", "n0")
+    ready = talk.aggregator.received(topic, pack(begin), talk.now)
+    assert ready.events[0].reason == "size"
+
+
+def test_the_last_will_says_offline_and_is_retained() -> None:
+    will: Outgoing = Uplink(STATE, TIERS["t1"]).will
+    message, _ = unpack(will.frame)
+    assert will.retain
+    assert message == replace(STATE, is_online=False)
