@@ -103,7 +103,7 @@ def write_model(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(save({n: np.ascontiguousarray(t) for n, t in tensors.items()}, metadata))
+            file.write(save(tensors, metadata))
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)

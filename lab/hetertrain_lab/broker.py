@@ -10,8 +10,12 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 from types import TracebackType
+from typing import ClassVar
 
 from iotcore import Broker
+from pydantic import Field
+
+from hetertrain.config import Settings
 
 _CONFIGURATION = """
 id = 0
@@ -34,6 +38,14 @@ max_payload_size = 1048576
 max_inflight_count = 200
 dynamic_filters = true
 """
+
+
+class EmbeddedBrokerSettings(Settings):
+    """Settings of the embedded broker."""
+
+    section: ClassVar[str] = "broker"
+
+    port: int = Field(1883, ge=0, le=65535, description="TCP port on loopback; 0: a free one")
 
 
 class EmbeddedBroker:

@@ -7,11 +7,14 @@ import json
 import os
 import platform
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from hetertrain.cli import Command
+from hetertrain.config import Settings
 
 NEEDS = ("torch", "iotcore", "safetensors", "matplotlib")
 
@@ -67,6 +70,28 @@ def run_demo(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def run_broker(arguments: argparse.Namespace) -> int:
+    """Be the embedded broker until interrupted."""
+    from hetertrain.service import Mailbox
+    from hetertrain_lab.broker import EmbeddedBroker
+
+    mailbox: Mailbox[None] = Mailbox()
+    mailbox.stop_on_signals()
+    with tempfile.TemporaryDirectory(prefix="hetertrain-broker-") as directory:
+        settings = arguments.settings
+        with EmbeddedBroker(Path(directory), settings.port) as broker:
+            sys.stderr.write(f"broker listens on {broker.host}:{broker.port}\n")
+            while mailbox.take(time.monotonic() + 3600.0) is None:
+                continue
+    return 0
+
+
+def _broker_settings() -> type[Settings]:
+    from hetertrain_lab.broker import EmbeddedBrokerSettings
+
+    return EmbeddedBrokerSettings
+
+
 def _at_least(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         value = int(text)
@@ -83,5 +108,11 @@ COMMANDS = (
         help="train a fleet of real processes on this machine, and write a report",
         run=run_demo,
         add_arguments=add_demo_arguments,
+    ),
+    Command(
+        name="broker",
+        help="run the embedded broker on loopback, for trying things on one machine",
+        run=run_broker,
+        settings=_broker_settings,
     ),
 )

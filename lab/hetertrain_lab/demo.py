@@ -302,7 +302,7 @@ def _notes(*, is_complete: bool) -> tuple[str, ...]:
         "bytes cost in this fleet; it claims nothing about other fleets, links or baselines.",
         "A vehicle alone, and the pooled model, train unslowed, for more steps than most "
         "vehicles make here.",
-        "Seconds to a level are those when the mean of three evaluations in a row reached it.",
+        "A level counts as reached when the mean with the next two evaluations holds it.",
     )
     return notes if is_complete else (*notes, "The run was interrupted: this is what there was.")
 

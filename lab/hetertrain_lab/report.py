@@ -106,11 +106,15 @@ class RunRecord:
 
 
 def seconds_to(curve: Curve, level: float) -> float | None:
-    """Return when the mean of three evaluations in a row first reached ``level``; None: never."""
-    for index in range(2, len(curve.points)):
-        window = curve.points[index - 2 : index + 1]
-        if sum(value for _, value in window) / 3 >= level:
-            return window[-1][0]
+    """Return when the metric first reached ``level`` and held it; None: never.
+
+    It holds where the mean with the next two evaluations, as far as there are any, is not
+    below: one lucky evaluation does not count, and a scheme with few versions need not wait.
+    """
+    for index, (seconds, value) in enumerate(curve.points):
+        window = [value for _, value in curve.points[index : index + 3]]
+        if value >= level and sum(window) / len(window) >= level:
+            return seconds
     return None
 
 

@@ -1,4 +1,4 @@
-"""Frames, transfers, and the conversation of a node and its aggregator: whatever is lost, it ends right."""
+"""Frames, transfers, and the conversation of a node with its aggregator."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_receiver_refuses_chunks_that_do_not_fit() -> None:
 
 
 class Conversation:
-    """A node and an aggregator with a network between them that may lose frames, on a virtual clock."""
+    """A node and an aggregator, a network that may lose frames, and a virtual clock."""
 
     def __init__(self, seed: int, loss: float) -> None:
         self.random = random.Random(seed)

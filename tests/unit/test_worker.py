@@ -52,7 +52,7 @@ def test_it_trains_as_soon_as_it_has_a_model_and_never_waits_for_the_network() -
 
 
 def test_what_the_codec_left_out_goes_with_the_next_delta() -> None:
-    """Error feedback: after any number of updates, all decoded plus the rest is all that was learnt."""
+    """Error feedback: all that was decoded plus the rest is all that was learnt."""
     worker = make_worker(tier="t0")
     worker.handle(model(0), 10.0)
     decoded = np.zeros(SIZE, np.float64)
