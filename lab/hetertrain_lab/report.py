@@ -24,6 +24,8 @@ from hetertrain_lab.live import human_bytes
 BLUE, ORANGE, GREEN, GREY = "#0b6bcb", "#d9730d", "#2f8f5b", "#7a828c"
 LEVELS = (0.9, 0.95)
 METRIC_SHOWN_MIN = -0.25
+FEW_POINTS = 30
+"""A curve of fewer evaluations shows each of them."""
 STYLE = {
     "figure.dpi": 150,
     "figure.facecolor": "white",
@@ -137,7 +139,10 @@ def _draw_metric(axes: Any, record: RunRecord) -> None:
     for curve, colour in zip(record.curves, (BLUE, ORANGE), strict=False):
         if curve.points:
             times, values = zip(*curve.points, strict=True)
-            axes.plot(times, values, color=colour, linewidth=2, label=curve.label)
+            marker = "o" if len(times) < FEW_POINTS else ""
+            axes.plot(
+                times, values, color=colour, linewidth=2, marker=marker, ms=5, label=curve.label
+            )
     lines = (("all data pooled", record.pooled, GREEN), ("alone (mean)", record.alone_mean, GREY))
     for label, value, colour in lines:
         if value is None:
@@ -151,7 +156,7 @@ def _draw_metric(axes: Any, record: RunRecord) -> None:
     axes.set_ylabel(f"{record.metric} on held-out data")
     axes.set_title(f"{record.metric} over time")
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right", frameon=True, framealpha=0.92, edgecolor="none", fontsize=9)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
 
 
 def _draw_bytes(axes: Any, record: RunRecord) -> None:

@@ -184,6 +184,19 @@ def test_a_node_holds_its_tiers_model_within_seconds_though_frames_are_lost(seed
     np.testing.assert_array_equal(newest.vector, chain.held.vector)
 
 
+def test_a_node_that_joins_after_a_tiers_first_broadcast_is_served_within_seconds() -> None:
+    talk = Conversation(0, loss=0.0)
+    talk.run(5.0)
+    late = replace(STATE, node="n1")
+    sent = []
+    while not sent and talk.now < 12.0:
+        talk.now += 0.25
+        heartbeat = pack(late)
+        ready = talk.aggregator.received(topics.state("n1"), heartbeat, talk.now)
+        sent = [item for item in ready.send if item.topic == topics.down("job", "cloud", "t1")]
+    assert sent
+
+
 def test_versions_travel_as_differences_and_a_sync_sends_the_exact_model() -> None:
     talk = Conversation(0, loss=0.0)
     talk.run(10.0)

@@ -223,9 +223,13 @@ class Downlink:
         self.nodes[state.node] = state
         self._heard_at[state.node] = now
         self._events.append(NodeSeen(state))
-        chain = self._chains.setdefault(tier.name, _Chain(tier))
+        chain = self._chains.get(tier.name)
+        if chain is None:
+            # Those who join together share the first broadcast.
+            chain = _Chain(tier, free_at=now + GATHER_SECONDS)
+            self._chains[tier.name] = chain
         if now >= chain.whole_until and self._has_lost_chain(chain, state.model, now):
-            # Those who join together share one broadcast, and need not put it off.
+            # Those who ask together share one broadcast, and need not put it off.
             chain.needs_whole = True
             chain.free_at = max(chain.free_at, now + GATHER_SECONDS)
             chain.whole_until = chain.free_at + HEARTBEAT_SECONDS
@@ -290,7 +294,8 @@ class Downlink:
             encoded = codec.encode(difference, max(budget, codec.MINIMUM_BUDGET_BYTES))
             vector, payload = chain.held.vector + encoded.decoded, encoded.payload
         chain.held = Checkpoint(checkpoint.version, vector, checkpoint.integers)
-        chain.recent = [*chain.recent[-7:], chain.digest]
+        if chain.digest:
+            chain.recent = [*chain.recent[-7:], chain.digest]
         chain.digest = model_digest(vector, checkpoint.integers)
         head = model_head(
             version=checkpoint.version,
