@@ -34,7 +34,7 @@ from hetertrain_lab.fleet import Fleet, FleetPlan
 from hetertrain_lab.live import FleetView
 from hetertrain_lab.monitor import Monitor
 from hetertrain_lab.references import References, measure_references
-from hetertrain_lab.report import Curve, NodeRow, RunRecord, summary_table, write_report
+from hetertrain_lab.report import Curve, NodeRow, RunRecord, Totals, summary_table, write_report
 from hetertrain_vehicle.trainer_process import node_of
 
 TASKS = {
@@ -77,6 +77,16 @@ class RunResult:
     nodes: dict[str, NodeState]
     updates_by_lag: dict[int, int]
     plan: FleetPlan
+
+    def totals(self) -> Totals:
+        """Add up what the vehicles sent and received."""
+        vehicles = [state for state in self.nodes.values() if state.role == "vehicle"]
+        return Totals(
+            versions=self.versions,
+            updates=sum(self.updates_by_lag.values()),
+            bytes_up=sum(state.bytes_up for state in vehicles),
+            bytes_down=sum(state.bytes_down for state in vehicles),
+        )
 
 
 @dataclass(slots=True)
@@ -280,9 +290,9 @@ def _record(
         },
         machine=f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         seconds=ours.seconds,
-        versions=ours.versions,
         curves=tuple(result.curve for result in results),
-        pooled=None if references is None else next(iter(references.pooled.values())),
+        totals=tuple(result.totals() for result in results),
+        pooled={} if references is None else references.pooled,
         final=ours.final,
         baseline_final={} if baseline is None else baseline.final,
         nodes=rows,
@@ -313,17 +323,17 @@ def _dense_bytes(task: str) -> int:
 
 
 def _summary(record: RunRecord, report: Path, model: Path) -> dict[str, object]:
-    name = record.metric
+    name, totals = record.metric, record.totals[0]
     return {
-        "versions": record.versions,
+        "versions": totals.versions,
         "seconds": round(record.seconds, 1),
         f"{name}_federated": record.final.get(name),
         f"{name}_synchronous": record.baseline_final.get(name),
         f"{name}_alone_mean": record.alone_mean,
-        f"{name}_pooled": record.pooled,
+        f"{name}_pooled": record.pooled.get(name),
         "metrics_federated": record.final,
-        "uplink_bytes": record.uplink_bytes,
-        "downlink_bytes": record.downlink_bytes,
+        "uplink_bytes": totals.bytes_up,
+        "downlink_bytes": totals.bytes_down,
         "report": str(report.resolve()),
         "checkpoint": str(model.resolve()),
     }

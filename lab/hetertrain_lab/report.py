@@ -54,6 +54,16 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What one run added up to; bytes are those of the vehicles."""
+
+    versions: int
+    updates: int
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
     """What one vehicle was and did."""
 
@@ -79,10 +89,12 @@ class RunRecord:
     settings: dict[str, str | int | float]
     machine: str
     seconds: float
-    versions: int
     curves: tuple[Curve, ...]
     """The fleet's first, then the baseline's."""
-    pooled: float | None
+    totals: tuple[Totals, ...]
+    """Of the same runs."""
+    pooled: dict[str, float]
+    """Metrics of a model trained on all vehicles' data; empty where it was not trained."""
     final: dict[str, float]
     baseline_final: dict[str, float]
     nodes: tuple[NodeRow, ...]
@@ -95,16 +107,6 @@ class RunRecord:
         """The mean over vehicles of what each learns alone."""
         values = [row.alone for row in self.nodes if row.alone is not None]
         return sum(values) / len(values) if values else None
-
-    @property
-    def uplink_bytes(self) -> int:
-        """All bytes that vehicles sent."""
-        return sum(row.bytes_up for row in self.nodes)
-
-    @property
-    def downlink_bytes(self) -> int:
-        """All bytes that vehicles received."""
-        return sum(row.bytes_down for row in self.nodes)
 
 
 def seconds_to(curve: Curve, level: float) -> float | None:
@@ -143,7 +145,10 @@ def _draw_metric(axes: Any, record: RunRecord) -> None:
             axes.plot(
                 times, values, color=colour, linewidth=2, marker=marker, ms=5, label=curve.label
             )
-    lines = (("all data pooled", record.pooled, GREEN), ("alone (mean)", record.alone_mean, GREY))
+    lines = (
+        ("all data pooled", record.pooled.get(record.metric), GREEN),
+        ("alone (mean)", record.alone_mean, GREY),
+    )
     for label, value, colour in lines:
         if value is None:
             continue
@@ -179,6 +184,7 @@ def _draw_bytes(axes: Any, record: RunRecord) -> None:
     axes.set_xticks(list(places), tiers)
     if tiers:
         axes.set_yscale("log")
+        axes.set_ylim(min(*up.values(), *down.values()) / 3, None)
     axes.yaxis.set_major_formatter(lambda value, _: human_bytes(int(value)))
     axes.grid(visible=False, axis="x")
     axes.set_title("Bytes by tier")
@@ -222,9 +228,8 @@ def _outcome(record: RunRecord) -> Rows:
         row = [name, f"{value:.3f}"]
         if len(labels) > 1:
             row.append(_number(record.baseline_final.get(name)))
-        is_headline = name == record.metric
-        row += [_number(record.alone_mean if is_headline else None)]
-        row += [_number(record.pooled if is_headline else None)]
+        row.append(_number(record.alone_mean if name == record.metric else None))
+        row.append(_number(record.pooled.get(name)))
         rows.append(tuple(row))
     header = ("on held-out data", *labels, "alone (mean)", "pooled")
     return f"After {record.seconds:.0f} s", header, rows
@@ -240,12 +245,11 @@ def _speed(record: RunRecord) -> Rows:
             ratio = f"{second / first:.1f} ×" if first and second else "–"
             row.append(ratio)
         rows.append(tuple(row))
-    blank = ("",) * (len(record.curves) - 1 + (len(record.curves) > 1))
-    updates = sum(row.updates for row in record.nodes)
-    rows.append(("versions", str(record.versions), *blank))
-    rows.append(("updates", str(updates), *blank))
-    rows.append(("bytes up", human_bytes(record.uplink_bytes), *blank))
-    rows.append(("bytes down", human_bytes(record.downlink_bytes), *blank))
+    blank = ("",) if len(record.curves) > 1 else ()
+    rows.append(("versions", *(str(total.versions) for total in record.totals), *blank))
+    rows.append(("updates", *(str(total.updates) for total in record.totals), *blank))
+    rows.append(("bytes up", *(human_bytes(total.bytes_up) for total in record.totals), *blank))
+    rows.append(("bytes down", *(human_bytes(t.bytes_down) for t in record.totals), *blank))
     header = ["", *(curve.label for curve in record.curves)]
     if len(record.curves) > 1:
         header.append("times faster")
@@ -295,12 +299,13 @@ def _html(record: RunRecord, directory: Path) -> str:
         name: base64.b64encode((directory / f"{name}.png").read_bytes()).decode()
         for name in ("metric", "bytes", "lag")
     }
+    totals = record.totals[:1]
     headline = [
         (_number(record.final.get(record.metric)), f"{record.metric}, the fleet"),
         (_number(record.alone_mean), f"{record.metric}, a vehicle alone (mean)"),
-        (_number(record.pooled), f"{record.metric}, all data pooled"),
-        (str(record.versions), f"versions in {record.seconds:.0f} s"),
-        (human_bytes(record.uplink_bytes), "sent by vehicles"),
+        (_number(record.pooled.get(record.metric)), f"{record.metric}, all data pooled"),
+        *((str(total.versions), f"versions in {record.seconds:.0f} s") for total in totals),
+        *((human_bytes(total.bytes_up), "sent by vehicles") for total in totals),
     ]
     figures = "".join(f"<div><b>{escape(v)}</b>{escape(text)}</div>" for v, text in headline)
     notes = "".join(f"<p>{escape(note)}</p>" for note in record.notes)

@@ -11,7 +11,15 @@ from rich.console import Console
 
 from hetertrain.wire.frames import AggregatorStatus, NodeState
 from hetertrain_lab.live import FleetView, human_bytes, sparkline
-from hetertrain_lab.report import Curve, NodeRow, RunRecord, seconds_to, summary_table, write_report
+from hetertrain_lab.report import (
+    Curve,
+    NodeRow,
+    RunRecord,
+    Totals,
+    seconds_to,
+    summary_table,
+    write_report,
+)
 
 HOSTILE = "<script>x</script>[red]"
 ROW = NodeRow(
@@ -33,9 +41,9 @@ RECORD = RunRecord(
     settings={"vehicles": 1},
     machine="test",
     seconds=10.0,
-    versions=10,
     curves=(RISE, Curve(label="synchronous", points=((0.0, 0.1),))),
-    pooled=0.99,
+    totals=(Totals(versions=10, updates=10, bytes_up=5000, bytes_down=9000),) * 2,
+    pooled={"r2": 0.99},
     final={"r2": 0.97, "r2_bus": 0.9},
     baseline_final={"r2": 0.5},
     nodes=(ROW,),
@@ -62,7 +70,14 @@ def test_a_report_is_one_file_without_external_parts_and_escapes_what_nodes_say(
 
 def test_a_report_of_a_run_that_was_interrupted_at_once_is_still_written(tmp_path: Path) -> None:
     empty = replace(
-        RECORD, curves=(), final={}, baseline_final={}, nodes=(), pooled=None, updates_by_lag={}
+        RECORD,
+        curves=(),
+        final={},
+        baseline_final={},
+        nodes=(),
+        pooled={},
+        totals=(),
+        updates_by_lag={},
     )
     assert write_report(empty, tmp_path).exists()
     assert render(summary_table(empty))

@@ -304,7 +304,11 @@ class Connection(threading.Thread):
         if code.is_failure:
             self._on_event(Disconnected(f"the broker refused us: {code}"))
             return
-        client.subscribe([(topic, SubscribeOptions(qos=1)) for topic in self._subscriptions])
+        if self._subscriptions:
+            options = SubscribeOptions(qos=1)
+            client.subscribe([(topic, options) for topic in self._subscriptions])
+        else:
+            self._become_ready()
 
     def _subscribed(
         self, _client: Any, _data: Any, _mid: int, codes: list[ReasonCode], _properties: Any
@@ -312,6 +316,9 @@ class Connection(threading.Thread):
         for topic, code in zip(self._subscriptions, codes, strict=False):
             if code.is_failure:
                 self._on_event(Denied(topic, str(code)))
+        self._become_ready()
+
+    def _become_ready(self) -> None:
         self._is_ready = True
         self._failures = 0
         self._on_event(Connected())

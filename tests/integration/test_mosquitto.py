@@ -1,0 +1,193 @@
+"""A fleet over Mosquitto with the shipped configuration: TLS, passwords, least privilege."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from hetertrain.transport import mqtt
+from hetertrain.wire import topics
+from hetertrain.wire.uplink import Outgoing
+
+pytestmark = pytest.mark.broker
+CONFIGURATION = Path(__file__).resolve().parents[2] / "broker_cfg"
+NODES = ("aggregator", "edge-1", "car-1", "hostile")
+WAIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Broker:
+    port: int
+    directory: Path
+
+    def endpoint(self, node: str) -> mqtt.Endpoint:
+        return mqtt.Endpoint(
+            host="localhost",
+            port=self.port,
+            client_id=node,
+            username=node,
+            password=f"password of {node}",
+            ca_file=str(self.directory / "ca.crt"),
+        )
+
+    def environment(self, node: str) -> dict[str, str]:
+        return os.environ | {
+            "HETERTRAIN_BROKER_HOST": "localhost",
+            "HETERTRAIN_BROKER_PORT": str(self.port),
+            "HETERTRAIN_BROKER_USERNAME": node,
+            "HETERTRAIN_BROKER_PASSWORD": f"password of {node}",
+            "HETERTRAIN_TLS_CA_FILE": str(self.directory / "ca.crt"),
+        }
+
+
+def write_certificates(directory: Path) -> None:
+    """Make one self-signed certificate that is CA and broker in one."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    (directory / "ca.crt").write_bytes(pem)
+    (directory / "broker.crt").write_bytes(pem)
+    (directory / "broker.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
+    assert program, "these tests need mosquitto: script/test installs it"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    directory = tmp_path / "broker"
+    directory.mkdir()
+    write_certificates(directory)
+    (directory / "acl").write_text((CONFIGURATION / "acl").read_text())
+    passwords = directory / "passwords"
+    passwords.touch()
+    for node in NODES:
+        arguments = ["mosquitto_passwd", "-b", str(passwords), node, f"password of {node}"]
+        subprocess.run(arguments, check=True)
+    text = (CONFIGURATION / "mosquitto.conf").read_text()
+    text = text.replace("/etc/mosquitto/hetertrain", str(directory))
+    text = text.replace("listener 8883", f"listener {port} 127.0.0.1")
+    # As root it would become user mosquitto, who cannot read a test's files.
+    (directory / "mosquitto.conf").write_text(text + "user root\n")
+    process = subprocess.Popen([program, "-c", directory / "mosquitto.conf"])
+    try:
+        wait_until(lambda: is_open(port), "the broker")
+        yield Broker(port, directory)
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {WAIT_SECONDS} s for: {what}"
+        time.sleep(0.1)
+
+
+def test_a_fleet_trains_over_tls_with_the_shipped_access_rights(
+    broker: Broker, tmp_path: Path
+) -> None:
+    task = ["--task", "hetertrain_lab.driving:DrivingTask"]
+    labels = ["--labels", "index=0", "--labels", "of=2"]
+    parts = {
+        "aggregator": ["aggregator", *task],
+        "edge-1": ["edge", "--node", "edge-1"],
+        "car-1": ["vehicle", "--node", "car-1", "--cell", "edge-1", *task, *labels],
+    }
+    hetertrain = Path(sys.executable).with_name("hetertrain")
+    processes = [
+        subprocess.Popen(
+            [hetertrain, *part, "--job", "fleet", "--state-directory", tmp_path / node],
+            env=broker.environment(node),
+        )
+        for node, part in parts.items()
+    ]
+    history = tmp_path / "aggregator" / "versions.jsonl"
+    try:
+        wait_until(
+            lambda: history.exists() and len(history.read_text().splitlines()) >= 3, "versions"
+        )
+    finally:
+        for process in processes:
+            process.terminate()
+        codes = [process.wait(15) for process in processes]
+    assert codes == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        topics.up("fleet", "edge-1", "t1", "car-1"),
+        topics.down("fleet", "edge-1", "t1"),
+        topics.sync("fleet", "cloud"),
+        topics.inbox("car-1"),
+        topics.state("car-1"),
+    ],
+)
+def test_a_hostile_node_is_refused_what_is_not_its_own_and_hears_so(
+    broker: Broker, topic: str
+) -> None:
+    events: queue.Queue[mqtt.Event] = queue.Queue()
+    connection = mqtt.Connection(broker.endpoint("hostile"), (), events.put)
+    connection.start()
+    try:
+        assert isinstance(events.get(timeout=10), mqtt.Connected)
+        connection.publish((Outgoing(topic, b"forged", token=1),))
+        assert isinstance(events.get(timeout=10), mqtt.Denied)
+    finally:
+        connection.stop()
+
+
+def test_a_wrong_password_is_reported_and_does_not_end_the_node(broker: Broker) -> None:
+    events: queue.Queue[mqtt.Event] = queue.Queue()
+    wrong = replace(broker.endpoint("car-1"), password="wrong")
+    connection = mqtt.Connection(wrong, (), events.put)
+    connection.start()
+    try:
+        event = events.get(timeout=10)
+        assert isinstance(event, mqtt.Disconnected)
+        assert not event.is_final
+    finally:
+        connection.stop()
