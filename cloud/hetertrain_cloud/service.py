@@ -19,12 +19,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
+from hetertrain.cell import Cell
+from hetertrain.cell import Event as CellEvent
 from hetertrain.core.aggregator import (
     Aggregator,
     CutRecord,
     Event,
-    FlushSettled,
-    MemberGone,
     MemberSeen,
     PartialArrived,
     Ready,
@@ -33,35 +33,20 @@ from hetertrain.core.aggregator import (
     Tick,
     UpdateArrived,
 )
-from hetertrain.core.gate import Gate, Outcome, Verdict
+from hetertrain.core.gate import Gate
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint
-from hetertrain.errors import FrameError
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.task import load_task, read_tensors
 from hetertrain.transport import mqtt
 from hetertrain.transport.inbox import Inbox
 from hetertrain.wire import topics
-from hetertrain.wire.contents import (
-    JobTerms,
-    pack_partial,
-    pack_update,
-    unpack_partial,
-    unpack_update,
-)
-from hetertrain.wire.downlink import (
-    ContentReceived,
-    Downlink,
-    DownlinkEvent,
-    DownlinkReady,
-    FlushReported,
-    NodeGone,
-    NodeSeen,
-)
-from hetertrain.wire.frames import AggregatorStatus, PartialContent, pack, unpack
-from hetertrain.wire.uplink import FrameRefused, Outgoing
+from hetertrain.wire.contents import JobTerms, pack_partial, pack_update, unpack_arrival
+from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.frames import AggregatorStatus, pack
+from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.checkpoints import CheckpointStore, write_model
 from hetertrain_cloud.evaluator import Evaluated, Evaluator
 
@@ -133,7 +118,6 @@ class AggregatorService:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._metrics: dict[str, float] = {}
         self._updates_by_lag: Counter[int] = Counter()
-        self._refused: Counter[str] = Counter()
         torch.set_num_threads(1)
         torch.manual_seed(settings.seed)
         task = load_task(settings.task)
@@ -145,15 +129,17 @@ class AggregatorService:
         self._inbox = Inbox(self._directory / "inbox.db")
         self._aggregator = self._recover(Checkpoint(0, *self._layout.flatten(tensors)))
         self._saved_version = self._aggregator.checkpoint.version
-        self._downlink = Downlink(settings.job, topics.CLOUD_CELL)
+        downlink = Downlink(settings.job, topics.CLOUD_CELL)
         self._evaluator = Evaluator(task, model, self._layout, self._mailbox.put)
-        self._connection = mqtt.Connection(
+        connection = mqtt.Connection(
             settings.endpoint(f"{settings.job}-aggregator"),
-            self._downlink.subscriptions,
+            downlink.subscriptions,
             self._mailbox.put,
         )
+        self._cell = Cell(downlink, connection, self._take_cell, self._log)
         self._began_at: float | None = None
-        self._wakes_at = {"aggregator": 0.0, "downlink": 0.0, "status": 0.0}
+        self._aggregator_wakes_at = 0.0
+        self._status_at = 0.0
 
     def _recover(self, initial: Checkpoint) -> Aggregator:
         """Build the machine from the newest checkpoint and the journal."""
@@ -181,11 +167,9 @@ class AggregatorService:
         """Work until stopped; return the exit code."""
         self._mailbox.stop_on_signals()
         self._evaluator.start()
-        self._connection.start()
-        now = time.monotonic()
-        self._apply_downlink(
-            self._downlink.release(self._aggregator.checkpoint, None, self._terms(), now)
-        )
+        self._cell.connection.start()
+        checkpoint = self._aggregator.checkpoint
+        self._cell.release(checkpoint, None, self._terms(), time.monotonic())
         try:
             self._serve()
         finally:
@@ -194,75 +178,35 @@ class AggregatorService:
 
     def _serve(self) -> None:
         while True:
-            event = self._mailbox.take(min(self._wakes_at.values()))
-            if isinstance(event, Stop):
-                return
+            until = min(self._aggregator_wakes_at, self._cell.wakes_at, self._status_at)
+            event = self._mailbox.take(until)
             now = time.monotonic()
-            self._take(event, now)
-            if now >= self._wakes_at["aggregator"]:
+            match event:
+                case Stop():
+                    return
+                case Evaluated():
+                    self._note_metrics(event)
+                case None:
+                    pass
+                case _:
+                    self._cell.take(event, now)
+            if now >= self._aggregator_wakes_at:
                 self._step(Tick(), now)
-            if now >= self._wakes_at["downlink"]:
-                self._apply_downlink(self._downlink.tick(now))
-            if now >= self._wakes_at["status"]:
-                self._wakes_at["status"] = now + STATUS_SECONDS
+            if now >= self._cell.wakes_at:
+                self._cell.tick(now)
+            if now >= self._status_at:
+                self._status_at = now + STATUS_SECONDS
                 self._publish_status(now)
 
-    def _take(self, event: Input | None, now: float) -> None:
-        match event:
-            case mqtt.Received(topic, frame):
-                self._apply_downlink(self._downlink.received(topic, frame, now))
-            case mqtt.Connected():
-                self._log.info("connected")
-            case mqtt.Disconnected(reason, is_final):
-                self._log.warning("disconnected", reason=reason, final=is_final)
-            case mqtt.Denied(what, reason):
-                self._log.error("access_denied", what=what, reason=reason)
-            case Evaluated():
-                self._note_metrics(event)
-            case mqtt.Delivered() | None:
-                pass
-
-    def _apply_downlink(self, ready: DownlinkReady) -> None:
-        self._connection.publish(ready.send)
-        self._wakes_at["downlink"] = ready.wake_at
-        for event in ready.events:
-            self._take_downlink(event, time.monotonic())
-
-    def _take_downlink(self, event: DownlinkEvent, now: float) -> None:
-        match event:
-            case NodeSeen(state):
-                if self._began_at is None and state.active:
-                    self._begin(now)
-                self._step(MemberSeen(state.node, state.active), now)
-            case NodeGone(node):
-                self._log.warning("node_gone", node=node)
-                self._step(MemberGone(node), now)
-            case FlushReported(node, sync):
-                self._step(FlushSettled(node, sync), now)
-            case ContentReceived(node, seq, content):
-                self._take_content(node, seq, content, now)
-            case FrameRefused(reason, detail):
-                self._refused[f"frame_{reason}"] += 1
-                self._log.warning("frame_refused", reason=reason, detail=detail)
+    def _take_cell(self, event: CellEvent, now: float) -> None:
+        if self._began_at is None and isinstance(event, MemberSeen) and event.num_active:
+            self._begin(now)
+        self._step(event, now)
 
     def _begin(self, now: float) -> None:
         """Start the clock of the job's history with the first node."""
         self._began_at = now
         self._evaluator.offer(self._aggregator.checkpoint, 0.0)
-
-    def _take_content(self, node: str, seq: int, content: bytearray, now: float) -> None:
-        try:
-            event = _read_content(content)
-            sender = event.update.node if isinstance(event, UpdateArrived) else event.node
-            if sender != node:
-                raise FrameError("identity", f"{node} sent content of {sender}")
-        except FrameError as error:
-            self._refused["content"] += 1
-            self._log.warning("content_refused", node=node, seq=seq, error=str(error))
-            verdict = Verdict(node, seq, Outcome.QUARANTINED, str(error))
-            self._apply_downlink(self._downlink.answer(verdict, now))
-            return
-        self._step(event, now)
 
     def _step(self, event: Event, now: float) -> None:
         mark = self._aggregator.checkpoint.version
@@ -270,17 +214,11 @@ class AggregatorService:
 
     def _apply(self, ready: Ready, mark: int, now: float) -> None:
         self._inbox.append(mark, [_write_record(record) for record in ready.persist])
-        self._wakes_at["aggregator"] = ready.wake_at if ready.wake_at is not None else now + 1.0
-        for verdict in ready.verdicts:
-            if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
-                self._refused[str(verdict.outcome)] += 1
-                self._log.warning(
-                    "update_refused", node=verdict.node, seq=verdict.seq, reason=verdict.reason
-                )
-            self._apply_downlink(self._downlink.answer(verdict, now))
+        self._aggregator_wakes_at = ready.wake_at if ready.wake_at is not None else now + 1.0
+        self._cell.answer(ready.verdicts, now)
         if ready.notice is not None:
             self._log.info("sync_began", sync=ready.notice.sync)
-            self._apply_downlink(self._downlink.notice(ready.notice, now))
+            self._cell.notice(ready.notice, now)
         if ready.release is not None:
             self._release(ready.release, now)
 
@@ -289,7 +227,7 @@ class AggregatorService:
         if release.contributions:
             self._note_version(release, self._elapsed_seconds(now))
             self._evaluator.offer(checkpoint, self._elapsed_seconds(now))
-        self._apply_downlink(self._downlink.release(checkpoint, release.sync, self._terms(), now))
+        self._cell.release(checkpoint, release.sync, self._terms(), now)
         is_due = (
             release.sync is not None or checkpoint.version >= self._saved_version + CHECKPOINT_CUTS
         )
@@ -366,12 +304,12 @@ class AggregatorService:
             open_updates=len(machine.open.contributions),
             metrics=self._metrics,
             updates_by_lag=dict(self._updates_by_lag),
-            refused=dict(self._refused),
+            refused=dict(self._cell.refused),
             waiting_code=waiting.code,
             waiting_for=waiting.text[:500],
         )
         topic = topics.status(self._settings.job, topics.CLOUD_CELL)
-        self._connection.publish((Outgoing(topic, pack(status)),))
+        self._cell.connection.publish((Outgoing(topic, pack(status)),))
 
     def _end(self) -> None:
         self._evaluator.stop()
@@ -380,7 +318,7 @@ class AggregatorService:
             if isinstance(event, Evaluated):
                 self._note_metrics(event)
         write_model(self.final_path(self._directory), self._layout, checkpoint, {})
-        self._connection.stop()
+        self._cell.connection.stop()
         self._inbox.close()
         self._log.info("aggregator_stopped", version=checkpoint.version)
 
@@ -388,15 +326,6 @@ class AggregatorService:
     def final_path(state_directory: Path) -> Path:
         """Return where the newest model stands after a stop."""
         return state_directory / "final.safetensors"
-
-
-def _read_content(content: bytes | bytearray) -> UpdateArrived | PartialArrived:
-    view = memoryview(content)
-    message, _ = unpack(view)
-    if isinstance(message, PartialContent):
-        head, partial = unpack_partial(view)
-        return PartialArrived(head.node, head.seq, head.sync, partial)
-    return UpdateArrived(unpack_update(view))
 
 
 def _write_record(record: Record) -> bytes:
@@ -410,4 +339,4 @@ def _write_record(record: Record) -> bytes:
 
 
 def _read_record(content: bytes, version: int) -> Record:
-    return CutRecord(version + 1) if content == _CUT else _read_content(content)
+    return CutRecord(version + 1) if content == _CUT else unpack_arrival(content)

@@ -19,13 +19,12 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from hetertrain.cell import Cell
+from hetertrain.cell import Event as CellEvent
 from hetertrain.core.aggregator import (
-    FlushSettled,
-    MemberGone,
-    MemberSeen,
+    PartialArrived,
     SyncNotice,
     Tick,
-    UpdateArrived,
 )
 from hetertrain.core.combiner import (
     Combiner,
@@ -38,7 +37,6 @@ from hetertrain.core.combiner import (
 from hetertrain.core.gate import Gate, Outcome, Verdict
 from hetertrain.core.tiers import TIERS
 from hetertrain.core.update import Checkpoint
-from hetertrain.errors import FrameError
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.transport import mqtt
@@ -53,15 +51,7 @@ from hetertrain.wire.contents import (
     unpack_as,
     unpack_update,
 )
-from hetertrain.wire.downlink import (
-    ContentReceived,
-    Downlink,
-    DownlinkEvent,
-    DownlinkReady,
-    FlushReported,
-    NodeGone,
-    NodeSeen,
-)
+from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import AggregatorStatus, ModelContent, NodeState, pack
 from hetertrain.wire.uplink import (
     FrameRefused,
@@ -117,7 +107,7 @@ class EdgeService:
             label="gateway",
         )
         self._uplink = Uplink(state, TIERS[settings.tier])
-        self._downlink = Downlink(settings.job, settings.node)
+        downlink = Downlink(settings.job, settings.node)
         north = settings.endpoint(settings.node)
         south = replace(
             north,
@@ -131,22 +121,22 @@ class EdgeService:
             lambda event: self._mailbox.put(("north", event)),
             self._uplink.will,
         )
-        self._south = mqtt.Connection(
-            south, self._downlink.subscriptions, lambda event: self._mailbox.put(("south", event))
+        connection = mqtt.Connection(
+            south, downlink.subscriptions, lambda event: self._mailbox.put(("south", event))
         )
+        self._cell = Cell(downlink, connection, self._take_cell, self._log)
         self._combiner: Combiner | None = None
         self._num_partials = 0
         self._started_at = time.monotonic()
-        self._wakes_at = {"combiner": 0.0, "uplink": 0.0, "downlink": 0.0, "status": 0.0}
+        self._wakes_at = {"combiner": 0.0, "uplink": 0.0, "status": 0.0}
         self._updates_by_lag: Counter[int] = Counter()
-        self._refused: Counter[str] = Counter()
 
     def run(self) -> int:
         """Work until stopped; return the exit code."""
         self._mailbox.stop_on_signals()
         self._recover()
         self._north.start()
-        self._south.start()
+        self._cell.connection.start()
         self._log.info("gateway_started")
         try:
             self._serve()
@@ -176,13 +166,13 @@ class EdgeService:
         policy = terms.policy
         gate = Gate(head.layout, head.size, len(head.integers), policy.max_lag)
         combiner = Combiner(gate, policy, terms.weights, head.version, dict(terms.statistics))
-        for state in self._downlink.nodes.values():
+        for state in self._cell.downlink.nodes.values():
             combiner.members.seen(state.node, state.active)
         return combiner
 
     def _serve(self) -> None:
         while True:
-            event = self._mailbox.take(min(self._wakes_at.values()))
+            event = self._mailbox.take(min(self._cell.wakes_at, *self._wakes_at.values()))
             if isinstance(event, Stop):
                 return
             now = time.monotonic()
@@ -193,32 +183,37 @@ class EdgeService:
             if now >= self._wakes_at["uplink"]:
                 self._report()
                 self._apply_uplink(self._uplink.tick(now))
-            if now >= self._wakes_at["downlink"]:
-                self._apply_downlink(self._downlink.tick(now))
+            if now >= self._cell.wakes_at:
+                self._cell.tick(now)
             if now >= self._wakes_at["status"]:
                 self._wakes_at["status"] = now + STATUS_SECONDS
                 self._publish_status(now)
 
     def _take(self, side: Side, event: mqtt.Event, now: float) -> None:
         match side, event:
-            case "north", mqtt.Received(topic, frame):
+            case "south", _:
+                self._cell.take(event, now)
+            case _, mqtt.Received(topic, frame):
                 self._apply_uplink(self._uplink.received(topic, frame, now))
-            case "south", mqtt.Received(topic, frame):
-                self._apply_downlink(self._downlink.received(topic, frame, now))
-            case "north", mqtt.Connected():
-                self._log.info("connected", side=side)
+            case _, mqtt.Connected():
+                self._log.info("connected", cell=topics.CLOUD_CELL)
                 self._report()
                 self._apply_uplink(self._uplink.connected(now))
-            case "north", mqtt.Delivered(token):
+            case _, mqtt.Delivered(token):
                 self._apply_uplink(self._uplink.delivered(token, now))
             case _, mqtt.Disconnected(reason, is_final):
-                self._log.warning("disconnected", side=side, reason=reason, final=is_final)
-                if side == "north":
-                    self._apply_uplink(self._uplink.disconnected(now))
+                self._log.warning("disconnected", reason=reason, final=is_final)
+                self._apply_uplink(self._uplink.disconnected(now))
             case _, mqtt.Denied(what, reason):
-                self._log.error("access_denied", side=side, what=what, reason=reason)
-            case _:
-                pass  # The south side publishes nothing whose delivery it tracks.
+                self._log.error("access_denied", what=what, reason=reason)
+
+    def _take_cell(self, event: CellEvent, now: float) -> None:
+        if isinstance(event, PartialArrived):
+            reason = "a gateway merges updates, not partials"
+            verdict = Verdict(event.node, event.seq, Outcome.QUARANTINED, reason)
+            self._cell.answer((verdict,), now)
+        else:
+            self._step(event, now)
 
     def _apply_uplink(self, ready: UplinkReady) -> None:
         self._north.publish(ready.send)
@@ -235,7 +230,7 @@ class EdgeService:
             case Settled(verdict, _):
                 self._step(PartialSettled(verdict), now)
             case FrameRefused(reason, detail):
-                self._refuse(reason, detail)
+                self._cell.refuse(reason, detail)
 
     def _take_model(self, model: ModelReceived, now: float) -> None:
         """Learn a version, and pass it on to the cell."""
@@ -253,43 +248,7 @@ class EdgeService:
             self._combiner = self._build_combiner(head)
         self._step(VersionAnnounced(model.version, model.terms.statistics, model.sync), now)
         checkpoint = Checkpoint(model.version, model.vector, model.integers)
-        self._apply_downlink(self._downlink.release(checkpoint, model.sync, model.terms, now))
-
-    def _apply_downlink(self, ready: DownlinkReady) -> None:
-        self._south.publish(ready.send)
-        self._wakes_at["downlink"] = ready.wake_at
-        for event in ready.events:
-            self._take_downlink(event, time.monotonic())
-
-    def _take_downlink(self, event: DownlinkEvent, now: float) -> None:
-        match event:
-            case NodeSeen(state):
-                self._step(MemberSeen(state.node, state.active), now)
-            case NodeGone(node):
-                self._log.warning("node_gone", node=node)
-                self._step(MemberGone(node), now)
-            case FlushReported(node, sync):
-                self._step(FlushSettled(node, sync), now)
-            case ContentReceived(node, seq, content):
-                self._take_content(node, seq, content, now)
-            case FrameRefused(reason, detail):
-                self._refuse(reason, detail)
-
-    def _take_content(self, node: str, seq: int, content: bytearray, now: float) -> None:
-        try:
-            update = unpack_update(memoryview(content))
-            if update.node != node:
-                raise FrameError("identity", f"{node} sent content of {update.node}")
-        except FrameError as error:
-            self._refuse("content", str(error))
-            verdict = Verdict(node, seq, Outcome.QUARANTINED, str(error))
-            self._apply_downlink(self._downlink.answer(verdict, now))
-            return
-        self._step(UpdateArrived(update), now)
-
-    def _refuse(self, reason: str, detail: str) -> None:
-        self._refused[f"frame_{reason}"] += 1
-        self._log.warning("frame_refused", reason=reason, detail=detail)
+        self._cell.release(checkpoint, model.sync, model.terms, now)
 
     def _step(self, event: Event, now: float) -> None:
         if self._combiner is None:
@@ -303,13 +262,7 @@ class EdgeService:
         self._wakes_at["combiner"] = ready.wake_at if ready.wake_at is not None else now + 1.0
         for update in ready.persist:
             self._updates_by_lag[self._combiner.version - update.base_version] += 1
-        for verdict in ready.verdicts:
-            if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
-                self._refused[str(verdict.outcome)] += 1
-                self._log.warning(
-                    "update_refused", node=verdict.node, seq=verdict.seq, reason=verdict.reason
-                )
-            self._apply_downlink(self._downlink.answer(verdict, now))
+        self._cell.answer(ready.verdicts, now)
         # The next partial is stored before a refused one returns its updates to the open section.
         forwarded = None if ready.forward is None else self._store(ready.forward)
         if ready.settled is not None:
@@ -317,7 +270,7 @@ class EdgeService:
         if forwarded is not None:
             self._apply_uplink(self._uplink.offer(*forwarded, now))
         if ready.notice is not None:
-            self._apply_downlink(self._downlink.notice(ready.notice, now))
+            self._cell.notice(ready.notice, now)
         if ready.flushed is not None:
             self._apply_uplink(self._uplink.flushed(ready.flushed, now))
 
@@ -335,14 +288,14 @@ class EdgeService:
         assert self._combiner is not None, "a partial was in flight"
         if verdict.outcome is Outcome.REJECTED:
             self._log.warning("partial_refused", seq=verdict.seq, reason=verdict.reason)
-            self._refused["partial"] += 1
+            self._cell.refused["partial"] += 1
             updates = [unpack_update(c) for c in self._inbox.read(verdict.seq, verdict.seq)]
             kept = [u for u in updates if (u.node, u.seq) not in verdict.known]
             self._inbox.append(_OPEN, [pack_update(update) for update in kept])
             self._combiner.recollect(kept, now)
         elif verdict.outcome is Outcome.QUARANTINED:
             self._log.error("partial_quarantined", seq=verdict.seq, reason=verdict.reason)
-            self._refused["partial"] += 1
+            self._cell.refused["partial"] += 1
         self._inbox.forget(verdict.seq, verdict.seq)
         self._outbox.settle(verdict.seq)
 
@@ -352,7 +305,7 @@ class EdgeService:
         self._uplink.report(
             replace(
                 self._uplink.state,
-                active=len(self._downlink.nodes),
+                active=len(self._cell.downlink.nodes),
                 doing="joining" if combiner is None else "collecting",
                 waiting_for=waiting[:500],
                 updates=self._num_partials,
@@ -378,7 +331,7 @@ class EdgeService:
             open_updates=len(combiner.open.contributions),
             metrics={},
             updates_by_lag=dict(self._updates_by_lag),
-            refused=dict(self._refused),
+            refused=dict(self._cell.refused),
             waiting_code=waiting.code,
             waiting_for=waiting.text[:500],
         )
@@ -388,7 +341,7 @@ class EdgeService:
     def _end(self) -> None:
         self._north.publish((self._uplink.will,))
         self._north.stop()
-        self._south.stop()
+        self._cell.connection.stop()
         self._inbox.close()
         self._outbox.close()
         self._log.info("gateway_stopped", partials=self._num_partials)

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
@@ -217,8 +217,3 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(2.0)
         os._exit(1)
-
-
-def alive(processes: Iterable[BaseProcess]) -> list[str]:
-    """Return the names of the processes that run."""
-    return [process.name for process in processes if process.is_alive()]

@@ -54,13 +54,6 @@ class FrameError(HetertrainError):
         self.reason = reason
 
 
-class TransportError(HetertrainError):
-    """The broker cannot be reached, or refused us; the message says which and what to check."""
-
-    code = "transport_failed"
-    exit_code = 7
-
-
 class StoreError(HetertrainError):
     """A durable store (outbox, inbox, checkpoints) cannot be read or written."""
 

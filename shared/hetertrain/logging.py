@@ -32,7 +32,8 @@ def configure(level: str = "info", *, json: bool = False) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(
             standard_logging.getLevelNamesMapping()[level.upper()]
         ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Looked up at each use: whoever replaces standard error gets the log.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from hetertrain.core.aggregator import PartialArrived, UpdateArrived
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.layout import Integers
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
@@ -123,6 +124,27 @@ def unpack_partial(frame: bytes | memoryview) -> tuple[PartialContent, Partial]:
     if len(partial.groups) != num_groups or len(partial.contributions) != len(items):
         raise FrameError("content", "a group or contribution is there twice")
     return head, partial
+
+
+def unpack_arrival(
+    frame: bytes | memoryview, sender: str | None = None
+) -> UpdateArrived | PartialArrived:
+    """Take an update or a partial out of its frame, and check that it is of its sender.
+
+    Raises:
+        FrameError: the frame is damaged, carries something else, or speaks in another's name.
+    """
+    message, _ = unpack(frame)
+    arrival: UpdateArrived | PartialArrived
+    if isinstance(message, PartialContent):
+        head, partial = unpack_partial(frame)
+        node, arrival = head.node, PartialArrived(head.node, head.seq, head.sync, partial)
+    else:
+        update = unpack_update(frame)
+        node, arrival = update.node, UpdateArrived(update)
+    if sender is not None and node != sender:
+        raise FrameError("identity", f"{sender} sent content of {node}")
+    return arrival
 
 
 def model_head(

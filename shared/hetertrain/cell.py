@@ -1,0 +1,131 @@
+"""An aggregator's nodes as its driver sees them: the ``Downlink``, its connection, and what was
+refused.
+
+Cloud and gateway are both aggregators, of the fleet and of a cell. Either owns one ``Cell``: it
+turns frames into the events of the core's machines, sends what the machines answer, and counts and
+logs every refusal with its reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from structlog.typing import FilteringBoundLogger
+
+from hetertrain.core.aggregator import (
+    FlushSettled,
+    MemberGone,
+    MemberSeen,
+    PartialArrived,
+    SyncNotice,
+    UpdateArrived,
+)
+from hetertrain.core.gate import Outcome, Verdict
+from hetertrain.core.update import Checkpoint
+from hetertrain.errors import FrameError
+from hetertrain.transport import mqtt
+from hetertrain.wire.contents import JobTerms, unpack_arrival
+from hetertrain.wire.downlink import (
+    ContentReceived,
+    Downlink,
+    DownlinkEvent,
+    DownlinkReady,
+    FlushReported,
+    NodeGone,
+    NodeSeen,
+)
+from hetertrain.wire.uplink import FrameRefused
+
+Event = MemberSeen | MemberGone | FlushSettled | UpdateArrived | PartialArrived
+
+
+class Cell:
+    """The nodes of one aggregator; the thread that owns the machine owns it too."""
+
+    def __init__(
+        self,
+        downlink: Downlink,
+        connection: mqtt.Connection,
+        on_event: Callable[[Event, float], None],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self.downlink = downlink
+        self.connection = connection
+        self.refused: Counter[str] = Counter()
+        self.wakes_at = 0.0
+        self._on_event = on_event
+        self._log = log
+
+    def take(self, event: mqtt.Event, now: float) -> None:
+        """Take what happened on the connection."""
+        match event:
+            case mqtt.Received(topic, frame):
+                self._apply(self.downlink.received(topic, frame, now))
+            case mqtt.Connected():
+                self._log.info("connected", cell=self.downlink.cell)
+            case mqtt.Disconnected(reason, is_final):
+                self._log.warning("disconnected", reason=reason, final=is_final)
+            case mqtt.Denied(what, reason):
+                self._log.error("access_denied", what=what, reason=reason)
+            case mqtt.Delivered():
+                pass  # Broadcasts and verdicts are repeated on request, not tracked.
+
+    def tick(self, now: float) -> None:
+        """Send what is due, and notice who fell silent."""
+        self._apply(self.downlink.tick(now))
+
+    def answer(self, verdicts: Iterable[Verdict], now: float) -> None:
+        """Acknowledge contents; what a verdict says is durable by now."""
+        for verdict in verdicts:
+            if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
+                self.refused[str(verdict.outcome)] += 1
+                self._log.warning(
+                    "update_refused", node=verdict.node, seq=verdict.seq, reason=verdict.reason
+                )
+            self._apply(self.downlink.answer(verdict, now))
+
+    def notice(self, notice: SyncNotice, now: float) -> None:
+        """Announce a synchronisation."""
+        self._apply(self.downlink.notice(notice, now))
+
+    def release(
+        self, checkpoint: Checkpoint, sync: int | None, terms: JobTerms, now: float
+    ) -> None:
+        """Announce a version."""
+        self._apply(self.downlink.release(checkpoint, sync, terms, now))
+
+    def refuse(self, reason: str, detail: str) -> None:
+        """Count and log a frame that could not be used."""
+        self.refused[f"frame_{reason}"] += 1
+        self._log.warning("frame_refused", reason=reason, detail=detail)
+
+    def _apply(self, ready: DownlinkReady) -> None:
+        self.connection.publish(ready.send)
+        self.wakes_at = ready.wake_at
+        for event in ready.events:
+            self._take_downlink(event, time.monotonic())
+
+    def _take_downlink(self, event: DownlinkEvent, now: float) -> None:
+        match event:
+            case NodeSeen(state):
+                self._on_event(MemberSeen(state.node, state.active), now)
+            case NodeGone(node):
+                self._log.warning("node_gone", node=node)
+                self._on_event(MemberGone(node), now)
+            case FlushReported(node, sync):
+                self._on_event(FlushSettled(node, sync), now)
+            case ContentReceived():
+                self._take_content(event, now)
+            case FrameRefused(reason, detail):
+                self.refuse(reason, detail)
+
+    def _take_content(self, received: ContentReceived, now: float) -> None:
+        try:
+            arrival = unpack_arrival(memoryview(received.content), received.node)
+        except FrameError as error:
+            verdict = Verdict(received.node, received.seq, Outcome.QUARANTINED, str(error))
+            self.answer((verdict,), now)
+            return
+        self._on_event(arrival, now)
