@@ -12,6 +12,7 @@ from torch import nn
 
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.update import Checkpoint
+from hetertrain.logging import get_logger
 from hetertrain.task import Task, write_tensors
 
 
@@ -66,7 +67,14 @@ class Evaluator(threading.Thread):
                 if self._next is None:
                     return
                 (checkpoint, elapsed_seconds), self._next = self._next, None
-            self._on_result(self.evaluate(checkpoint, elapsed_seconds))
+            try:
+                result = self.evaluate(checkpoint, elapsed_seconds)
+            except Exception as error:  # the user's code may raise anything
+                get_logger().error(
+                    "evaluation_failed", version=checkpoint.version, error=repr(error)
+                )
+            else:
+                self._on_result(result)
 
     def evaluate(self, checkpoint: Checkpoint, elapsed_seconds: float) -> Evaluated:
         """Measure one version."""

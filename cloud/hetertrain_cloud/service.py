@@ -83,6 +83,16 @@ class AggregatorSettings(BrokerSettings):
     )
     seed: int = Field(0, ge=0, description="seeds the initial model")
 
+    @property
+    def directory(self) -> Path:
+        """The folder of this job's state."""
+        return self.state_directory / self.job
+
+    @property
+    def final_model(self) -> Path:
+        """Where the newest model stands after a stop."""
+        return self.directory / "final.safetensors"
+
     def sync_policy(self) -> SyncPolicy:
         """Return the scheme's preset with what was set beside it."""
         names = (
@@ -114,7 +124,7 @@ class AggregatorService:
         self._settings = settings
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(job=settings.job)
-        self._directory = settings.state_directory
+        self._directory = settings.directory
         self._directory.mkdir(parents=True, exist_ok=True)
         self._metrics: dict[str, float] = {}
         self._updates_by_lag: Counter[int] = Counter()
@@ -156,6 +166,7 @@ class AggregatorService:
         else:
             aggregator.restore(stored.snapshot)
         noted = self._noted_version()
+        whole_lines(self._directory / METRICS_FILE)
         for content in self._inbox.read(aggregator.checkpoint.version, 1 << 62):
             release = aggregator.replay(_read_record(content, aggregator.checkpoint.version))
             if release is not None and release.checkpoint.version > noted:
@@ -248,10 +259,7 @@ class AggregatorService:
 
     def _noted_version(self) -> int:
         """Return the newest version in the history; a crash may have come before its line."""
-        path = self._directory / VERSIONS_FILE
-        if not path.exists():
-            return 0
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = whole_lines(self._directory / VERSIONS_FILE)
         return int(json.loads(lines[-1])["version"]) if lines else 0
 
     def _note_version(self, release: Release, elapsed_seconds: float | None) -> None:
@@ -317,15 +325,21 @@ class AggregatorService:
         while (event := self._mailbox.take(0.0)) is not None:
             if isinstance(event, Evaluated):
                 self._note_metrics(event)
-        write_model(self.final_path(self._directory), self._layout, checkpoint, {})
+        write_model(self._settings.final_model, self._layout, checkpoint, {})
         self._cell.connection.stop()
         self._inbox.close()
         self._log.info("aggregator_stopped", version=checkpoint.version)
 
-    @staticmethod
-    def final_path(state_directory: Path) -> Path:
-        """Return where the newest model stands after a stop."""
-        return state_directory / "final.safetensors"
+
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a history; a last one that a crash tore is cut off."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    return whole.splitlines()
 
 
 def _write_record(record: Record) -> bytes:

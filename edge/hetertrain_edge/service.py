@@ -37,6 +37,7 @@ from hetertrain.core.combiner import (
 from hetertrain.core.gate import Gate, Outcome, Verdict
 from hetertrain.core.tiers import TIERS
 from hetertrain.core.update import Checkpoint
+from hetertrain.errors import TransportError
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.transport import mqtt
@@ -94,8 +95,9 @@ class EdgeService:
         self._settings = settings
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(node=settings.node)
-        self._inbox = Inbox(settings.state_directory / "inbox.db")
-        self._outbox = Outbox(settings.state_directory / "outbox.db", int(time.time() * 1000))
+        directory = settings.state_directory / settings.node
+        self._inbox = Inbox(directory / "inbox.db")
+        self._outbox = Outbox(directory / "outbox.db", int(time.time() * 1000))
         state = NodeState(
             node=settings.node,
             job=settings.job,
@@ -202,7 +204,9 @@ class EdgeService:
             case _, mqtt.Delivered(token):
                 self._apply_uplink(self._uplink.delivered(token, now))
             case _, mqtt.Disconnected(reason, is_final):
-                self._log.warning("disconnected", reason=reason, final=is_final)
+                self._log.warning("disconnected", reason=reason)
+                if is_final:
+                    raise TransportError(reason)
                 self._apply_uplink(self._uplink.disconnected(now))
             case _, mqtt.Denied(what, reason):
                 self._log.error("access_denied", what=what, reason=reason)

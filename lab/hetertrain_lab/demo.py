@@ -28,12 +28,18 @@ from hetertrain.errors import HetertrainError
 from hetertrain.task import Node, load_task, read_tensors
 from hetertrain.wire import topics
 from hetertrain.wire.frames import AggregatorStatus, NodeState
-from hetertrain_cloud.service import AggregatorService
+from hetertrain_cloud.service import METRICS_FILE, VERSIONS_FILE
 from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.fleet import Fleet, FleetPlan
 from hetertrain_lab.live import FleetView
 from hetertrain_lab.monitor import Monitor
-from hetertrain_lab.references import References, measure_references
+from hetertrain_lab.references import (
+    ALONE_STEPS,
+    POOLED_STEPS,
+    TRAIN_SECONDS_MAX,
+    References,
+    measure_references,
+)
 from hetertrain_lab.report import Curve, NodeRow, RunRecord, Totals, summary_table, write_report
 from hetertrain_vehicle.trainer_process import node_of
 
@@ -126,7 +132,7 @@ def run_demo(settings: DemoSettings) -> dict[str, object]:
     record = _record(settings, results, references, is_complete=not interruption)
     report = write_report(record, settings.directory)
     console.print(summary_table(record))
-    model = AggregatorService.final_path(results[0].plan.directory / "cloud")
+    model = results[0].plan.aggregator().final_model
     console.print(f"report      {report.resolve()}\ncheckpoint  {model.resolve()}")
     return _summary(record, report, model)
 
@@ -208,9 +214,9 @@ def _result(
     policy: str, plan: FleetPlan, status: AggregatorStatus | None, nodes: dict[str, NodeState]
 ) -> RunResult:
     """Read what the cloud wrote down."""
-    cloud = plan.directory / "cloud"
-    metrics = _rows(cloud / "metrics.jsonl")
-    versions = _rows(cloud / "versions.jsonl")
+    cloud = plan.aggregator().directory
+    metrics = _rows(cloud / METRICS_FILE)
+    versions = _rows(cloud / VERSIONS_FILE)
     points = [
         (float(r["elapsed_seconds"]), float(next(iter(r["metrics"].values())))) for r in metrics
     ]
@@ -310,8 +316,8 @@ def _notes(*, is_complete: bool) -> tuple[str, ...]:
         "The synchronous baseline is FedAvg over all vehicles, dense float32 both ways, "
         f"{SYNC_PRESETS['fedavg'].pace_steps} local steps a round. It shows what waiting and "
         "bytes cost in this fleet; it claims nothing about other fleets, links or baselines.",
-        "A vehicle alone, and the pooled model, train unslowed, for more steps than most "
-        "vehicles make here.",
+        f"A vehicle alone trains {ALONE_STEPS} steps and the pooled model {POOLED_STEPS}, "
+        f"unslowed, or as many as fit in {TRAIN_SECONDS_MAX:g} s.",
         "A level counts as reached when the mean with the next two evaluations holds it.",
     )
     return notes if is_complete else (*notes, "The run was interrupted: this is what there was.")

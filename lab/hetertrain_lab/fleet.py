@@ -66,7 +66,7 @@ class FleetPlan:
             task=self.task,
             policy=self.policy,
             seed=self.seed,
-            state_directory=self.directory / "cloud",
+            state_directory=self.directory,
             broker_host=self.host,
             broker_port=self.port,
             **self.overrides,
@@ -78,7 +78,7 @@ class FleetPlan:
             EdgeSettings(
                 node=f"edge-{index + 1}",
                 job=self.job,
-                state_directory=self.directory / f"edge-{index + 1}",
+                state_directory=self.directory,
                 broker_host=self.host,
                 broker_port=self.port,
             )
@@ -104,7 +104,7 @@ class FleetPlan:
             seed=self.seed * 1000 + index,
             step_seconds_min=self.step_seconds * SLOWDOWN_MAX ** min(place, 1.0),
             limit_link=True,
-            state_directory=self.directory / node,
+            state_directory=self.directory,
             broker_host=self.host,
             broker_port=self.port,
         )

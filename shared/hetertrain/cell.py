@@ -24,7 +24,7 @@ from hetertrain.core.aggregator import (
 )
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.update import Checkpoint
-from hetertrain.errors import FrameError
+from hetertrain.errors import FrameError, TransportError
 from hetertrain.transport import mqtt
 from hetertrain.wire.contents import JobTerms, unpack_arrival
 from hetertrain.wire.downlink import (
@@ -59,14 +59,20 @@ class Cell:
         self._log = log
 
     def take(self, event: mqtt.Event, now: float) -> None:
-        """Take what happened on the connection."""
+        """Take what happened on the connection.
+
+        Raises:
+            TransportError: the connection ended for good.
+        """
         match event:
             case mqtt.Received(topic, frame):
                 self._apply(self.downlink.received(topic, frame, now))
             case mqtt.Connected():
                 self._log.info("connected", cell=self.downlink.cell)
             case mqtt.Disconnected(reason, is_final):
-                self._log.warning("disconnected", reason=reason, final=is_final)
+                self._log.warning("disconnected", reason=reason)
+                if is_final:
+                    raise TransportError(reason)
             case mqtt.Denied(what, reason):
                 self._log.error("access_denied", what=what, reason=reason)
             case mqtt.Delivered():

@@ -54,6 +54,13 @@ class FrameError(HetertrainError):
         self.reason = reason
 
 
+class TransportError(HetertrainError):
+    """A connection ended for good, as when another process took this node's session over."""
+
+    code = "transport_failed"
+    exit_code = 7
+
+
 class StoreError(HetertrainError):
     """A durable store (outbox, inbox, checkpoints) cannot be read or written."""
 

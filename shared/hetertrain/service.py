@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import signal
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -26,28 +27,45 @@ class Stop:
     """Asks the part to end."""
 
 
+MAILBOX_EVENTS_MAX = 4096
+
+
 class Mailbox(Generic[E]):
-    """Events for one owner, in the order of their arrival."""
+    """Events for one owner, in the order of their arrival.
+
+    It holds ``MAILBOX_EVENTS_MAX`` at most: then a connection's thread waits, its socket is not
+    read, and TCP holds back the broker. A ``Stop`` always finds room, and may come from a signal
+    handler.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[E | Stop] = queue.SimpleQueue()
+        self._room = threading.BoundedSemaphore(MAILBOX_EVENTS_MAX)
 
-    def put(self, event: E | Stop) -> None:
-        """Add an event; any thread may call it."""
+    def put(self, event: E) -> None:
+        """Add an event; any thread but the owner's may call it."""
+        self._room.acquire()
         self._queue.put(event)
+
+    def stop(self) -> None:
+        """Ask the owner to end, after what is already here."""
+        self._queue.put(Stop())
 
     def take(self, until: float) -> E | Stop | None:
         """Return the next event, or None at ``until`` (monotonic seconds)."""
         try:
-            return self._queue.get(timeout=max(0.0, until - time.monotonic()))
+            event = self._queue.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
             return None
+        if not isinstance(event, Stop):
+            self._room.release()
+        return event
 
     def stop_on_signals(self) -> None:
         """Turn SIGTERM and SIGINT into a ``Stop``; call it in the main thread."""
 
         def stop(_number: int, _frame: FrameType | None) -> None:
-            self.put(Stop())
+            self.stop()
 
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
@@ -59,7 +77,9 @@ class BrokerSettings(Settings):
     section: ClassVar[str] = "common"
 
     job: str = Field(description="the job to work on")
-    state_directory: Path = Field(Path("state"), description="where durable state is kept")
+    state_directory: Path = Field(
+        Path("state"), description="where durable state is kept, in a folder for each part"
+    )
     broker_host: str = Field("127.0.0.1", description="the broker's host name or address")
     broker_port: int = Field(1883, ge=1, le=65535, description="the broker's TCP port")
     broker_username: str | None = Field(None, description="user name at the broker")

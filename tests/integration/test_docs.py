@@ -66,7 +66,7 @@ def test_documented_parts_train_together(block: str, tmp_path: Path) -> None:
     process = subprocess.Popen(
         ["bash", "-c", block + "wait"], cwd=tmp_path, env=environment(), start_new_session=True
     )
-    history = tmp_path / "runs" / "cloud" / "versions.jsonl"
+    history = tmp_path / "state" / "fleet" / "versions.jsonl"
     try:
         deadline = time.monotonic() + WAIT_SECONDS
         while not history.exists() or len(history.read_text().splitlines()) < 3:

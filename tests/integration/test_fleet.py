@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from hetertrain_cloud.service import AggregatorService
+from hetertrain_cloud.service import VERSIONS_FILE
 from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.fleet import Fleet, FleetPlan
 from hetertrain_lab.monitor import Monitor
@@ -31,7 +31,7 @@ class Watched:
         return -1 if status is None else status.version
 
     def history(self) -> list[dict]:
-        path = self.fleet.plan.directory / "cloud" / "versions.jsonl"
+        path = self.fleet.plan.aggregator().directory / VERSIONS_FILE
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -105,7 +105,7 @@ def test_a_stopped_fleet_leaves_no_process_and_a_final_model(watched: Watched) -
     processes = [*watched.fleet.processes.values()]
     watched.fleet.stop()
     assert not any(process.is_alive() for process in processes)
-    model = load_file(AggregatorService.final_path(watched.fleet.plan.directory / "cloud"))
+    model = load_file(watched.fleet.plan.aggregator().final_model)
     assert sum(tensor.size for tensor in model.values()) == 5889
 
 

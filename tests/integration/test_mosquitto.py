@@ -139,12 +139,12 @@ def test_a_fleet_trains_over_tls_with_the_shipped_access_rights(
     hetertrain = Path(sys.executable).with_name("hetertrain")
     processes = [
         subprocess.Popen(
-            [hetertrain, *part, "--job", "fleet", "--state-directory", tmp_path / node],
+            [hetertrain, *part, "--job", "fleet", "--state-directory", tmp_path],
             env=broker.environment(node),
         )
         for node, part in parts.items()
     ]
-    history = tmp_path / "aggregator" / "versions.jsonl"
+    history = tmp_path / "fleet" / "versions.jsonl"
     try:
         wait_until(
             lambda: history.exists() and len(history.read_text().splitlines()) >= 3, "versions"

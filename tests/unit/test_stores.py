@@ -13,6 +13,7 @@ from hetertrain.errors import LayoutError, StoreError
 from hetertrain.transport.inbox import Inbox
 from hetertrain.transport.outbox import Outbox
 from hetertrain_cloud.checkpoints import KEPT, CheckpointStore
+from hetertrain_cloud.service import whole_lines
 
 TENSORS = {
     "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -91,6 +92,13 @@ def test_an_altered_checkpoint_is_not_used(tmp_path: Path) -> None:
     altered[-1] ^= 1
     newest.write_bytes(altered)
     assert store.load().checkpoint.version == 1
+
+
+def test_a_torn_line_of_the_history_is_cut_off(tmp_path: Path) -> None:
+    history = tmp_path / "versions.jsonl"
+    history.write_text('{"version": 1}\n{"vers')
+    assert whole_lines(history) == ['{"version": 1}']
+    assert history.read_text() == '{"version": 1}\n'
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -32,7 +33,13 @@ from hetertrain.core.worker import (
     UpdateSettled,
     Worker,
 )
-from hetertrain.errors import FrameError, SettingsError, StoreError, TrainError
+from hetertrain.errors import (
+    FrameError,
+    SettingsError,
+    StoreError,
+    TrainError,
+    TransportError,
+)
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.transport import mqtt
@@ -76,6 +83,11 @@ class VehicleSettings(BrokerSettings):
     seed: int = Field(0, ge=0, description="seeds the order of batches")
     step_seconds_min: float = Field(0.0, ge=0, description="pad each step to this duration")
     limit_link: bool = Field(False, description="hold the link to the tier's rate")
+
+    @property
+    def directory(self) -> Path:
+        """The folder of this node's state."""
+        return self.state_directory / self.node
 
 
 class TrainerEnded:
@@ -138,7 +150,7 @@ class Agent:
         settings = self._settings
         # A new outbox counts from the clock, so that a node that lost its disk uses no number
         # twice.
-        self._outbox = Outbox(settings.state_directory / "outbox.db", int(time.time() * 1000))
+        self._outbox = Outbox(settings.directory / "outbox.db", int(time.time() * 1000))
         self._worker = Worker(
             node=settings.node,
             policy=SYNC_PRESETS["sap"],
@@ -193,7 +205,9 @@ class Agent:
                 self._log.info("connected")
                 self._apply_uplink(self._uplink.connected(now))
             case mqtt.Disconnected(reason, is_final):
-                self._log.warning("disconnected", reason=reason, final=is_final)
+                self._log.warning("disconnected", reason=reason)
+                if is_final:
+                    raise TransportError(reason)
                 self._apply_uplink(self._uplink.disconnected(now))
             case mqtt.Received(topic, frame):
                 self._apply_uplink(self._uplink.received(topic, frame, now))

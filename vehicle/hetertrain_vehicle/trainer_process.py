@@ -32,7 +32,7 @@ def node_of(settings: VehicleSettings) -> Node:
     return Node(
         id=settings.node,
         labels=settings.labels,
-        data_directory=settings.state_directory / "data",
+        data_directory=settings.directory / "data",
         seed=settings.seed,
     )
 

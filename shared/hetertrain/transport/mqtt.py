@@ -184,6 +184,10 @@ class Connection(threading.Thread):
                 self._back_off()
             self._client.disconnect()
             self._client.loop_write()
+        except Exception as error:
+            # A fault of ours must not leave an owner that waits for a connection that is dead.
+            self._on_event(Disconnected(f"the connection's thread failed: {error!r}", True))
+            raise
         finally:
             for end in (self._wake_read, self._wake_write):
                 end.close()
@@ -327,8 +331,11 @@ class Connection(threading.Thread):
         self, _client: Any, _data: Any, _flags: Any, code: ReasonCode, _properties: Any
     ) -> None:
         self._is_taken_over = code.value == SESSION_TAKEN_OVER
+        reason = str(code)
+        if self._is_taken_over:
+            reason += f": another process connects as {self._endpoint.client_id}; end one of them"
         if not self._stopping.is_set():
-            self._on_event(Disconnected(str(code), self._is_taken_over))
+            self._on_event(Disconnected(reason, self._is_taken_over))
 
     def _received(self, _client: Any, _data: Any, message: paho.MQTTMessage) -> None:
         size = len(message.payload) + len(message.topic) + FRAME_OVERHEAD_BYTES
