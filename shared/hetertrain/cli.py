@@ -19,7 +19,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from hetertrain import __version__, config, logging
+from hetertrain import __version__, config
 from hetertrain.errors import HetertrainError, SettingsError
 
 GROUP = "hetertrain.commands"
@@ -55,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     namespace = argparse.Namespace(log_level="info")
     try:
         namespace = _parse(arguments, commands)
+        _load_settings(namespace, commands)
+        from hetertrain import logging  # Help and errors do not wait for its library.
+
         logging.configure(namespace.log_level, json=namespace.log_json)
         return int(namespace.run(namespace))
     except HetertrainError as error:
@@ -94,13 +97,15 @@ def _parse(arguments: list[str], commands: dict[str, Command]) -> argparse.Names
                 config.add_flags(subparser, command.settings())
         subparser.set_defaults(run=command.run)
     _add_config(subparsers, commands)
-    namespace = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def _load_settings(namespace: argparse.Namespace, commands: dict[str, Command]) -> None:
     chosen = commands.get(namespace.command)
     if chosen is not None and chosen.settings is not None:
         settings_class = chosen.settings()
         flags = config.flags_of(namespace, settings_class)
         namespace.settings = config.load(settings_class, flags, namespace.config).settings
-    return namespace
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -158,8 +163,10 @@ def _print_origins(rows: dict[str, list[dict[str, str]]]) -> None:
     console = Console()
     for name, settings in rows.items():
         table = Table(title=name, title_justify="left")
-        for column in ("setting", "value", "origin", "flag", "variable"):
+        # A flag is the setting's name with dashes, so it needs no column of its own.
+        columns = ("setting", "value", "origin", "variable")
+        for column in columns:
             table.add_column(column, overflow="fold")
         for row in settings:
-            table.add_row(*map(escape, row.values()))
+            table.add_row(*(escape(row[column]) for column in columns))
         console.print(table)

@@ -35,7 +35,10 @@ DEFAULT_FILE = "hetertrain.toml"
 class Settings(BaseSettings):
     """Base of all settings: frozen, and unknown keys are errors."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    # A failed validation must not print a password among its inputs.
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", enable_decoding=False, hide_input_in_errors=True
+    )
     section: ClassVar[str] = "common"
 
     @classmethod
@@ -91,6 +94,9 @@ def given(settings_class: type[Settings], flags: Mapping[str, object], file: Pat
     section = settings_class.section
     path = _file(file)
     tables = _read(path)
+    stray = sorted(key for key, table in tables.items() if not isinstance(table, dict))
+    if stray:
+        raise SettingsError(f"{', '.join(stray)} in {path} must be in a table, as [{section}]")
     _check_keys(settings_class, tables.get(section, {}), path)
     known = settings_class.model_fields
     values: dict[str, Any] = {}
@@ -103,7 +109,8 @@ def given(settings_class: type[Settings], flags: Mapping[str, object], file: Pat
     for prefix in (PREFIX, f"{PREFIX}{section.upper()}_"):
         source = EnvSettingsSource(settings_class, env_prefix=prefix, env_ignore_empty=True)
         for name, value in source().items():
-            values[name] = value
+            is_table = get_origin(known[name].annotation) is dict
+            values[name] = _pairs(name, value.split(",")) if is_table else value
             origins[name] = f"environment {prefix}{name.upper()}"
     for name, value in flags.items():
         values[name] = value
@@ -164,7 +171,7 @@ def flags_of(namespace: argparse.Namespace, settings_class: type[Settings]) -> d
 def _pairs(name: str, texts: list[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     if not all(separator for _, separator, _ in pairs):
-        raise SettingsError(f"{flag_name(name)} takes KEY=VALUE, got {' '.join(texts)}")
+        raise SettingsError(f"{name} takes KEY=VALUE, got {' '.join(texts)}")
     return {key: value for key, _, value in pairs}
 
 
@@ -203,8 +210,10 @@ def _explain(
         return f"{settings_class.section}: {first['msg']}"
     field = str(first["loc"][0])
     if first["type"] == "missing":
+        is_flag = not is_secret(settings_class.model_fields[field])
+        flag = f"{flag_name(field)}, " if is_flag else ""
         return (
-            f"{settings_class.section} needs {field}: give {flag_name(field)}, "
+            f"{settings_class.section} needs {field}: give {flag}"
             f"{variable_name(settings_class, field)}, or {field} in [{settings_class.section}] "
             f"of {DEFAULT_FILE}"
         )

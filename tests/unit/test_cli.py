@@ -65,6 +65,30 @@ def test_an_unknown_key_suggests_the_one_that_was_meant() -> None:
         config.load(PartSettings, {}, None)
 
 
+def test_a_table_of_values_comes_from_flag_variable_or_file_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HETERTRAIN_PART_LABELS", "zone=a,kind=b")
+    labels = config.load(PartSettings, {"job": "j"}, None).settings.labels
+    assert labels == {"zone": "a", "kind": "b"}
+    monkeypatch.setenv("HETERTRAIN_PART_LABELS", "zone")
+    with pytest.raises(SettingsError, match="KEY=VALUE"):
+        config.load(PartSettings, {"job": "j"}, None)
+
+
+def test_a_key_outside_of_a_table_is_an_error() -> None:
+    Path("hetertrain.toml").write_text('job = "x"\n')
+    with pytest.raises(SettingsError, match="must be in a table"):
+        config.load(PartSettings, {}, None)
+
+
+def test_no_error_prints_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HETERTRAIN_PART_PASSWORD", "hunter2")
+    with pytest.raises(SettingsError) as error:
+        config.load(PartSettings, {}, None)
+    assert "hunter2" not in f"{error.value} {error.value.__cause__}"
+
+
 def install(monkeypatch: pytest.MonkeyPatch, *commands: Command) -> None:
     found = {command.name: command for command in commands}
     monkeypatch.setattr(cli, "installed_commands", lambda: found)
