@@ -1,12 +1,13 @@
 """The live view of a running fleet in a terminal: what it does, and what it waits for.
 
 Pure: it keeps the newest messages and renders them. Names and labels come from nodes, so they are
-shown as text and never as markup.
+shown as text, never as markup or as a control sequence of the terminal.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
+from math import isfinite
 
 from rich import box
 from rich.columns import Columns
@@ -32,7 +33,7 @@ class FleetView:
         self._total_seconds = total_seconds
         self._nodes: dict[str, NodeState] = {}
         self._cloud: AggregatorStatus | None = None
-        self._history: list[float] = []
+        self._history: deque[float] = deque(maxlen=SPARK_POINTS)
 
     def node(self, state: NodeState) -> None:
         """Take a node's state."""
@@ -56,7 +57,7 @@ class FleetView:
         clock = f"{elapsed_seconds:4.0f} of {self._total_seconds:.0f} s"
         progress.add_row(ProgressBar(self._total_seconds, share), clock)
         top = Columns([self._job(), self._lags(), self._bytes()], expand=True, equal=False)
-        return Panel(Group(progress, top, self._table()), title=Text(self._title), box=box.ROUNDED)
+        return Panel(Group(progress, top, self._table()), title=plain(self._title), box=box.ROUNDED)
 
     def _job(self) -> RenderableType:
         grid = Table.grid(padding=(0, 2))
@@ -66,12 +67,14 @@ class FleetView:
             return grid
         name, value = next(iter(status.metrics.items()), ("metric", float("nan")))
         grid.add_row("version", Text(str(status.version), style="bold"))
-        grid.add_row(Text(name), Text(f"{value:.3f}  {sparkline(self._history)}", style="green"))
+        grid.add_row(
+            plain(name), Text(f"{value:.3f}  {sparkline(list(self._history))}", style="green")
+        )
         grid.add_row("next sync", Text(self._countdown(status)))
-        grid.add_row("waits for", Text(status.waiting_for))
+        grid.add_row("waits for", plain(status.waiting_for))
         refused = ", ".join(f"{reason} {count}" for reason, count in sorted(status.refused.items()))
         if refused:
-            grid.add_row("refused", Text(refused, style="red"))
+            grid.add_row("refused", plain(refused, style="red"))
         return grid
 
     @staticmethod
@@ -106,18 +109,18 @@ class FleetView:
                 down[state.tier] += state.bytes_down
         grid.add_row("tier", "up", "down")
         for tier in sorted(up):
-            grid.add_row(Text(tier), human_bytes(up[tier]), human_bytes(down[tier]))
+            grid.add_row(plain(tier), human_bytes(up[tier]), human_bytes(down[tier]))
         return grid
 
     def _table(self) -> RenderableType:
-        table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1))
-        for name in ("node", "data", "tier", "cell"):
-            table.add_column(name, no_wrap=True)
+        table = Table(box=box.SIMPLE_HEAD, expand=True, padding=0, pad_edge=False)
+        for name, width in (("node", 12), ("data", 9), ("tier", 6), ("cell", 9)):
+            table.add_column(name, no_wrap=True, max_width=width)
         for name in ("ms/step", "version", "updates", "up / down"):
             table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("doing, or waiting for", overflow="ellipsis", no_wrap=True, ratio=1)
+        table.add_column("waiting for", overflow="ellipsis", no_wrap=True, ratio=1)
         for state in sorted(self._nodes.values(), key=lambda s: (s.role != "edge", s.node)):
-            table.add_row(*map(Text, self._row(state)), style="" if state.is_online else "dim red")
+            table.add_row(*map(plain, self._row(state)), style="" if state.is_online else "dim red")
         return table
 
     @staticmethod
@@ -136,12 +139,24 @@ class FleetView:
         )
 
 
+def plain(text: str, style: str = "") -> Text:
+    """Return a stranger's text as text: neither markup nor anything that steers a terminal."""
+    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text), style)
+
+
 def sparkline(values: list[float]) -> str:
-    """Draw the newest values in one line, scaled from the lowest shown to the highest."""
+    """Draw the newest values in one line, scaled from the lowest shown to the highest.
+
+    A value that is not finite (a model that diverged) is a gap.
+    """
     shown = values[-SPARK_POINTS:]
-    low, high = min(shown, default=0.0), max(shown, default=1.0)
+    finite = [value for value in shown if isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
     span = (high - low) or 1.0
-    return "".join(_LEVELS[int((value - low) / span * (len(_LEVELS) - 1))] for value in shown)
+    return "".join(
+        _LEVELS[int((value - low) / span * (len(_LEVELS) - 1))] if isfinite(value) else " "
+        for value in shown
+    )
 
 
 def human_bytes(count: int) -> str:

@@ -8,6 +8,7 @@ import base64
 from collections import defaultdict
 from dataclasses import dataclass
 from html import escape
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from hetertrain_lab.live import human_bytes
 BLUE, ORANGE, GREEN, GREY = "#0b6bcb", "#d9730d", "#2f8f5b", "#7a828c"
 LEVELS = (0.9, 0.95)
 METRIC_SHOWN_MIN = -0.25
+LABEL_GAP = 0.085
+"""Between the labels at the ends of lines, in units of the metric."""
 FEW_POINTS = 30
 """A curve of fewer evaluations shows each of them."""
 STYLE = {
@@ -138,30 +141,46 @@ def write_report(record: RunRecord, directory: Path) -> Path:
 
 
 def _draw_metric(axes: Any, record: RunRecord) -> None:
+    axes.set_ylim(METRIC_SHOWN_MIN, 1.04)
+    labels: list[tuple[float, str, str]] = []
     for curve, colour in zip(record.curves, (BLUE, ORANGE), strict=False):
-        if curve.points:
-            times, values = zip(*curve.points, strict=True)
+        points = [(time, value) for time, value in curve.points if isfinite(value)]
+        if points:
+            times, values = zip(*points, strict=True)
             marker = "o" if len(times) < FEW_POINTS else ""
-            axes.plot(
-                times, values, color=colour, linewidth=2, marker=marker, ms=5, label=curve.label
-            )
+            axes.plot(times, values, color=colour, linewidth=2, marker=marker, ms=5)
+            labels.append((values[-1], f"{curve.label} {values[-1]:.3f}", colour))
     lines = (
         ("all data pooled", record.pooled.get(record.metric), GREEN),
         ("alone (mean)", record.alone_mean, GREY),
     )
-    for label, value, colour in lines:
-        if value is None:
+    for name, value, colour in lines:
+        if value is None or not isfinite(value):
             continue
-        shown = max(value, METRIC_SHOWN_MIN + 0.02)
-        text = f"{label} {value:.3f}" + ("  (below the axis)" if shown != value else "")
-        axes.axhline(shown, color=colour, linestyle="--", linewidth=1.5, label=text)
-    axes.set_ylim(METRIC_SHOWN_MIN, 1.04)
+        is_shown = value >= METRIC_SHOWN_MIN
+        if is_shown:
+            axes.axhline(value, color=colour, linestyle="--", linewidth=1.5)
+        labels.append((value, f"{name} {value:.3f}" + ("" if is_shown else " ↓ off axis"), colour))
+    _label_ends(axes, labels)
     axes.set_xlim(0, None)
     axes.set_xlabel("seconds since training began")
     axes.set_ylabel(f"{record.metric} on held-out data")
     axes.set_title(f"{record.metric} over time")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+
+
+def _label_ends(axes: Any, labels: list[tuple[float, str, str]]) -> None:
+    """Write each (value, text, colour) right of the plot, at its height but never overlapping."""
+    low, high = axes.get_ylim()
+    beside = axes.get_yaxis_transform()
+    heights = [min(max(value, low), high) for value, _, _ in sorted(labels, reverse=True)]
+    for index in range(1, len(heights)):
+        heights[index] = min(heights[index], heights[index - 1] - LABEL_GAP)
+    floor = low
+    for index in reversed(range(len(heights))):
+        heights[index] = max(heights[index], floor)
+        floor = heights[index] + LABEL_GAP
+    for height, (_, text, colour) in zip(heights, sorted(labels, reverse=True), strict=True):
+        axes.text(1.01, height, text, color=colour, size=9, va="center", transform=beside)
 
 
 def _draw_bytes(axes: Any, record: RunRecord) -> None:
@@ -173,24 +192,34 @@ def _draw_bytes(axes: Any, record: RunRecord) -> None:
         down[row.tier] += row.bytes_down
         dense[row.tier] += row.updates * record.dense_bytes_per_update
     tiers = sorted(up)
-    places = range(len(tiers))
-    axes.bar([p - 0.2 for p in places], [up[t] for t in tiers], 0.36, color=BLUE, label="up")
-    axes.bar([p + 0.2 for p in places], [down[t] for t in tiers], 0.36, color=ORANGE, label="down")
-    for place, tier in zip(places, tiers, strict=True):
-        is_first = place == 0
-        label = "up, if dense" if is_first else None
-        span = (place - 0.4, place)
-        axes.plot(span, [dense[tier]] * 2, color="#39424e", linewidth=1.5, label=label)
-    axes.set_xticks(list(places), tiers)
-    if tiers:
+    left, right = ([place + shift for place in range(len(tiers))] for shift in (-0.2, 0.2))
+    axes.bar(
+        left,
+        [dense[tier] for tier in tiers],
+        0.36,
+        facecolor="#eef2f7",
+        edgecolor="#98a4b3",
+        label="up, if dense",
+    )
+    axes.bar(left, [up[tier] for tier in tiers], 0.36, color=BLUE, label="up")
+    axes.bar(right, [down[tier] for tier in tiers], 0.36, color=ORANGE, label="down")
+    axes.set_xticks(range(len(tiers)), tiers)
+    sizes = [size for sums in (up, down, dense) for size in sums.values() if size > 0]
+    if sizes:
         axes.set_yscale("log")
-        axes.set_ylim(min(*up.values(), *down.values()) / 3, None)
+        axes.set_ylim(min(sizes) / 3, max(sizes) * 1.5)
     axes.yaxis.set_major_formatter(lambda value, _: human_bytes(int(value)))
     axes.grid(visible=False, axis="x")
-    axes.set_title("Bytes by tier")
-    axes.set_xlabel("tier of the vehicle's link")
+    axes.set_title("Bytes by tier", pad=26)
+    axes.set_xlabel("tier of the vehicle's link (log scale)")
     axes.legend(
-        frameon=False, fontsize=8.5, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.06)
+        frameon=False,
+        fontsize=8.5,
+        ncols=3,
+        loc="lower left",
+        bbox_to_anchor=(-0.03, 0.99),
+        handlelength=1.2,
+        columnspacing=1.2,
     )
 
 
@@ -199,9 +228,17 @@ def _draw_lag(axes: Any, record: RunRecord) -> None:
     axes.bar(list(lags), list(lags.values()), 0.85, color=BLUE)
     axes.set_xlabel("lag (versions behind when merged)")
     axes.set_ylabel("updates")
-    axes.set_title("Staleness of updates")
+    axes.set_title("Staleness of updates", pad=26)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(visible=False, axis="x")
+    if sum(lags.values()):
+        half, seen = sum(lags.values()) / 2, 0
+        for median in sorted(lags):
+            seen += lags[median]
+            if seen >= half:
+                break
+        text = f"median {median}, most {max(lags)}"
+        axes.text(0, 1.03, text, transform=axes.transAxes, color="#39424e", fontsize=8.5)
 
 
 def summary_table(record: RunRecord) -> RenderableType:
@@ -342,7 +379,7 @@ def _section(title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -
 
 def _nodes(record: RunRecord) -> Rows:
     header: tuple[str, ...] = ("vehicle", "data", "cell", "tier", "ms/step", "steps")
-    header += ("updates", "up", "down", "alone")
+    header += ("updates", "up", "down", "alone", "fleet")
     rows: list[tuple[str, ...]] = [
         (
             row.node,
@@ -355,7 +392,8 @@ def _nodes(record: RunRecord) -> Rows:
             human_bytes(row.bytes_up),
             human_bytes(row.bytes_down),
             _number(row.alone),
+            _number(record.final.get(record.metric)),
         )
         for row in record.nodes
     ]
-    return f"Vehicles ({record.metric} alone, on all held-out data)", header, rows
+    return f"Vehicles ({record.metric} alone and as a fleet, on all held-out data)", header, rows

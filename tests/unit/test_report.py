@@ -134,6 +134,46 @@ def test_the_live_view_renders_before_any_message_and_shows_hostile_names_as_tex
         assert text in shown
 
 
+def make_state(**changes) -> NodeState:
+    state = NodeState(node="n0", job="j", cell="c", tier="t0", role="vehicle", is_online=True)
+    return replace(state, **changes)
+
+
+def test_a_node_cannot_steer_the_terminal_or_take_the_screen() -> None:
+    view = FleetView("test", 60.0)
+    view.node(make_state(label="\x1b[2J\x1b]0;x\x07" + "a\n" * 100, waiting_for="\x9b2J\u202e"))
+    shown = render(view.render(1.0))
+    assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(shown)
+    assert shown.count("\n") < 20
+
+
+def test_what_a_node_waits_for_is_readable_in_a_terminal_of_100_columns() -> None:
+    view = FleetView("test", 60.0)
+    view.node(
+        make_state(
+            node="vehicle-01",
+            label="L" * 300,
+            cell="edge-1",
+            step_seconds=0.02,
+            version=12345,
+            bytes_up=324_000,
+            bytes_down=11_200_000,
+            waiting_for="the next version",
+        )
+    )
+    console = Console(file=io.StringIO(), width=100)
+    console.print(view.render(1.0))
+    shown = console.file.getvalue()
+    for text in ("vehicle-01", "12345", "324 kB / 11.2 MB", "the next version"):
+        assert text in shown
+
+
+def test_a_model_that_diverged_does_not_end_the_live_view_or_the_report(tmp_path: Path) -> None:
+    assert sparkline([0.0, float("nan"), float("inf"), 1.0]) == "▁  █"
+    lost = Curve(label="lost", points=((0.0, 0.1), (1.0, float("nan")), (2.0, float("inf"))))
+    assert write_report(replace(RECORD, curves=(lost,)), tmp_path).exists()
+
+
 def test_numbers_are_written_for_people() -> None:
     assert [human_bytes(n) for n in (0, 999, 1500, 2_340_000)] == [
         "0 B",

@@ -134,7 +134,7 @@ SYNC_PRESETS: dict[str, SyncPolicy] = {
         cut_fraction=1.0,
         cut_seconds=60.0,
         pace_seconds=None,
-        pace_steps=20,
+        pace_steps=10,
         hold_after_update=True,
         is_dense=True,
     ),
