@@ -30,6 +30,8 @@ from hetertrain_vehicle.trainer_process import start_trainer
 
 TIER_CYCLE = ("t3", "t2", "t1", "t0")
 SLOWDOWN_MAX = 10.0
+ORPHAN_SECONDS_MAX = 2.0
+"""How long a part may take to end cleanly once its parent is gone."""
 PRELOADED = (
     "torch",
     "torch._dynamo",  # the first optimiser imports it
@@ -211,9 +213,10 @@ def run_vehicle(settings: VehicleSettings, pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
+    """End this process after its parent: cleanly, or at the latest at a deadline."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(2.0)
+        time.sleep(ORPHAN_SECONDS_MAX)
         os._exit(1)
