@@ -8,9 +8,9 @@ logs every refusal with its reason.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
 
@@ -36,9 +36,21 @@ from hetertrain.wire.downlink import (
     NodeGone,
     NodeSeen,
 )
-from hetertrain.wire.uplink import FrameRefused
+from hetertrain.wire.uplink import FrameRefused, Outgoing
 
 Event = MemberSeen | MemberGone | FlushSettled | UpdateArrived | PartialArrived
+
+
+class Link(Protocol):
+    """What the parts need of a connection; ``transport.mqtt`` has the real one, the simulator
+    another.
+    """
+
+    bytes_up: int
+    bytes_down: int
+
+    def publish(self, outgoing: tuple[Outgoing, ...]) -> None:
+        """Queue frames; never blocks."""
 
 
 class Cell:
@@ -47,12 +59,12 @@ class Cell:
     def __init__(
         self,
         downlink: Downlink,
-        connection: mqtt.Connection,
+        link: Link,
         on_event: Callable[[Event, float], None],
         log: FilteringBoundLogger,
     ) -> None:
         self.downlink = downlink
-        self.connection = connection
+        self.link = link
         self.refused: Counter[str] = Counter()
         self.wakes_at = 0.0
         self._on_event = on_event
@@ -66,7 +78,7 @@ class Cell:
         """
         match event:
             case mqtt.Received(topic, frame):
-                self._apply(self.downlink.received(topic, frame, now))
+                self._apply(self.downlink.received(topic, frame, now), now)
             case mqtt.Connected():
                 self._log.info("connected", cell=self.downlink.cell)
             case mqtt.Disconnected(reason, is_final):
@@ -80,7 +92,7 @@ class Cell:
 
     def tick(self, now: float) -> None:
         """Send what is due, and notice who fell silent."""
-        self._apply(self.downlink.tick(now))
+        self._apply(self.downlink.tick(now), now)
 
     def answer(self, verdicts: Iterable[Verdict], now: float) -> None:
         """Acknowledge contents; what a verdict says is durable by now."""
@@ -90,28 +102,28 @@ class Cell:
                 self._log.warning(
                     "update_refused", node=verdict.node, seq=verdict.seq, reason=verdict.reason
                 )
-            self._apply(self.downlink.answer(verdict, now))
+            self._apply(self.downlink.answer(verdict, now), now)
 
     def notice(self, notice: SyncNotice, now: float) -> None:
         """Announce a synchronisation."""
-        self._apply(self.downlink.notice(notice, now))
+        self._apply(self.downlink.notice(notice, now), now)
 
     def release(
         self, checkpoint: Checkpoint, sync: int | None, terms: JobTerms, now: float
     ) -> None:
         """Announce a version."""
-        self._apply(self.downlink.release(checkpoint, sync, terms, now))
+        self._apply(self.downlink.release(checkpoint, sync, terms, now), now)
 
     def refuse(self, reason: str, detail: str) -> None:
         """Count and log a frame that could not be used."""
         self.refused[f"frame_{reason}"] += 1
         self._log.warning("frame_refused", reason=reason, detail=detail)
 
-    def _apply(self, ready: DownlinkReady) -> None:
-        self.connection.publish(ready.send)
+    def _apply(self, ready: DownlinkReady, now: float) -> None:
+        self.link.publish(ready.send)
         self.wakes_at = ready.wake_at
         for event in ready.events:
-            self._take_downlink(event, time.monotonic())
+            self._take_downlink(event, now)
 
     def _take_downlink(self, event: DownlinkEvent, now: float) -> None:
         match event:

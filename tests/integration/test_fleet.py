@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from hetertrain_cloud.service import VERSIONS_FILE
+from hetertrain_cloud.driver import VERSIONS_FILE
 from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.fleet import Fleet, FleetPlan
 from hetertrain_lab.monitor import Monitor

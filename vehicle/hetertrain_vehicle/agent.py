@@ -1,17 +1,14 @@
-"""The in-vehicle agent: connects a worker's state machine to the broker, the outbox and the trainer
+"""The in-vehicle agent: drives a vehicle's machines with the broker's connection and the trainer
 process.
 
 One thread takes events from one mailbox: frames from the broker, reports from the trainer, the
-clock. It never trains and never imports torch. An update is durable in the outbox before its first
-publish and leaves it with the aggregator's verdict only.
+clock. It never trains and never imports torch.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from dataclasses import replace
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import ClassVar
@@ -19,33 +16,15 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from hetertrain.core.aggregator import SyncNotice, Tick
-from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.policy import SYNC_PRESETS
 from hetertrain.core.tiers import TIERS
-from hetertrain.core.update import Update
-from hetertrain.core.worker import (
-    Event,
-    ModelArrived,
-    Ready,
-    Trained,
-    TrainOrder,
-    UpdateSettled,
-    Worker,
-)
-from hetertrain.errors import (
-    FrameError,
-    SettingsError,
-    StoreError,
-    TrainError,
-    TransportError,
-)
+from hetertrain.core.worker import Trained, TrainOrder, Worker
+from hetertrain.errors import FrameError, SettingsError, TrainError
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
-from hetertrain.wire.contents import pack_update, unpack_update
 from hetertrain.wire.frames import (
     InterruptCommand,
     NodeState,
@@ -56,15 +35,8 @@ from hetertrain.wire.frames import (
     pack,
     unpack,
 )
-from hetertrain.wire.uplink import (
-    FrameRefused,
-    ModelReceived,
-    Settled,
-    SyncAnnounced,
-    Uplink,
-    UplinkEvent,
-    UplinkReady,
-)
+from hetertrain.wire.uplink import Uplink
+from hetertrain_vehicle.driver import VehicleDriver
 
 TRAINER_SECONDS_MAX = 120.0
 """How long a trainer may take to load its task."""
@@ -97,6 +69,25 @@ class TrainerEnded:
 Input = mqtt.Event | TrainerReady | TrainFailed | Trained | TrainerEnded
 
 
+class TrainerPipe:
+    """The trainer process, as the driver sees it."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+
+    def order(self, order: TrainOrder) -> None:
+        """Send a ``TrainCommand``."""
+        vector, integers = order.start if order.start is not None else (None, ())
+        command = TrainCommand(
+            steps=order.steps, is_fresh=order.is_fresh, integers=tuple(int(i) for i in integers)
+        )
+        self._pipe.send_bytes(pack(command, b"" if vector is None else vector.tobytes()))
+
+    def interrupt(self) -> None:
+        """Send an ``InterruptCommand``."""
+        self._pipe.send_bytes(pack(InterruptCommand()))
+
+
 class Agent:
     """One vehicle at work."""
 
@@ -107,14 +98,9 @@ class Agent:
         if settings.tier not in TIERS:
             raise SettingsError(f"tier {settings.tier!r} is unknown: use one of {', '.join(TIERS)}")
         self._settings = settings
-        self._tier = TIERS[settings.tier]
         self._pipe = pipe
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(node=settings.node)
-        self._refused: Counter[str] = Counter()
-        self._uplink_wakes_at = 0.0
-        self._worker_wakes_at: float | None = None
-        self._step_seconds = 0.0
 
     def run(self) -> int:
         """Work until stopped; return the exit code.
@@ -148,13 +134,14 @@ class Agent:
 
     def _start(self, trainer: TrainerReady) -> None:
         settings = self._settings
+        tier = TIERS[settings.tier]
         # A new outbox counts from the clock, so that a node that lost its disk uses no number
         # twice.
         self._outbox = Outbox(settings.directory / "outbox.db", int(time.time() * 1000))
-        self._worker = Worker(
+        worker = Worker(
             node=settings.node,
             policy=SYNC_PRESETS["sap"],
-            tier=self._tier,
+            tier=tier,
             examples=trainer.examples,
             layout=trainer.layout,
             next_seq=self._outbox.next_seq,
@@ -168,148 +155,49 @@ class Agent:
             is_online=True,
             label=trainer.label,
         )
-        self._uplink = Uplink(state, self._tier, trainer.layout)
-        rate = self._tier.rate_bits_per_second if settings.limit_link else None
+        uplink = Uplink(state, tier, trainer.layout)
+        rate = tier.rate_bits_per_second if settings.limit_link else None
         self._connection = mqtt.Connection(
             settings.endpoint(settings.node, rate),
-            self._uplink.subscriptions,
+            uplink.subscriptions,
             self._mailbox.put,
-            self._uplink.will,
+            uplink.will,
         )
-        pending = self._outbox.pending()
-        if pending is not None:
-            self._worker.is_in_flight = True
-            self._apply_uplink(self._uplink.offer(pending.seq, pending.content, time.monotonic()))
+        self._driver = VehicleDriver(
+            worker, uplink, self._outbox, self._connection, TrainerPipe(self._pipe), self._log
+        )
+        self._driver.recover(time.monotonic())
         self._connection.start()
         self._log.info("agent_started", tier=settings.tier, examples=trainer.examples)
 
     def _serve(self) -> None:
         while True:
-            until = self._uplink_wakes_at
-            if self._worker_wakes_at is not None:
-                until = min(until, self._worker_wakes_at)
-            event = self._mailbox.take(until)
-            if isinstance(event, Stop):
-                return
+            event = self._mailbox.take(self._driver.wakes_at)
             now = time.monotonic()
-            self._take(event, now)
-            if self._worker_wakes_at is not None and now >= self._worker_wakes_at:
-                self._step(Tick(), now)
-            self._report()
-
-    def _take(self, event: Input | None, now: float) -> None:
-        match event:
-            case None:
-                self._apply_uplink(self._uplink.tick(now))
-            case mqtt.Connected():
-                self._log.info("connected")
-                self._apply_uplink(self._uplink.connected(now))
-            case mqtt.Disconnected(reason, is_final):
-                self._log.warning("disconnected", reason=reason)
-                if is_final:
-                    raise TransportError(reason)
-                self._apply_uplink(self._uplink.disconnected(now))
-            case mqtt.Received(topic, frame):
-                self._apply_uplink(self._uplink.received(topic, frame, now))
-            case mqtt.Delivered(token):
-                self._apply_uplink(self._uplink.delivered(token, now))
-            case mqtt.Denied(what, reason):
-                self._log.error("access_denied", what=what, reason=reason)
-            case _:
-                self._take_trainer(event, now)
-
-    def _take_trainer(
-        self, event: TrainerReady | Trained | TrainFailed | TrainerEnded, now: float
-    ) -> None:
-        match event:
-            case Trained():
-                if event.steps:
-                    self._step_seconds = event.seconds / event.steps
-                self._step(event, now)
-            case TrainFailed(error=error, message=message):
-                self._report(doing=f"train_failed: {error}: {message}")
-                self._apply_uplink(self._uplink.beat(now))
-                raise TrainError(f"{error}: {message}")
-            case TrainerEnded():
-                raise TrainError("the trainer process ended unexpectedly")
-            case TrainerReady():
-                self._log.debug("trainer_ready_again")
-
-    def _apply_uplink(self, ready: UplinkReady) -> None:
-        self._connection.publish(ready.send)
-        self._uplink_wakes_at = ready.wake_at
-        for event in ready.events:
-            self._take_uplink(event, time.monotonic())
-
-    def _take_uplink(self, event: UplinkEvent, now: float) -> None:
-        match event:
-            case ModelReceived(version, vector, integers, sync, terms):
-                self._worker.policy = terms.policy
-                self._step(ModelArrived(version, vector, integers, sync), now)
-            case SyncAnnounced(sync, deadline_seconds):
-                self._step(SyncNotice(sync, deadline_seconds), now)
-            case Settled(verdict, content):
-                if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
-                    self._log.warning("update_refused", seq=verdict.seq, reason=verdict.reason)
-                self._outbox.settle(verdict.seq)
-                self._step(UpdateSettled(verdict, unpack_update(content).payload), now)
-            case FrameRefused(reason, detail):
-                self._refused[reason] += 1
-                self._log.warning("frame_refused", reason=reason, detail=detail)
-
-    def _step(self, event: Event, now: float) -> None:
-        self._apply_worker(self._worker.handle(event, now))
-
-    def _apply_worker(self, ready: Ready) -> None:
-        self._worker_wakes_at = ready.wake_at
-        if ready.publish is not None:
-            self._publish(ready.publish)
-        if ready.flushed is not None:
-            self._apply_uplink(self._uplink.flushed(ready.flushed, time.monotonic()))
-        if ready.train is not None:
-            self._order(ready.train)
-        if ready.interrupt:
-            self._pipe.send_bytes(pack(InterruptCommand()))
-
-    def _publish(self, update: Update) -> None:
-        content = pack_update(update)
-        try:
-            self._outbox.put(update.seq, content)
-        except StoreError as error:
-            self._log.error("outbox_failed", error=str(error))
-            refused = Verdict(update.node, update.seq, Outcome.REJECTED, str(error))
-            self._step(UpdateSettled(refused, update.payload), time.monotonic())
-            return
-        self._apply_uplink(self._uplink.offer(update.seq, content, time.monotonic()))
-
-    def _order(self, order: TrainOrder) -> None:
-        vector, integers = order.start if order.start is not None else (None, ())
-        command = TrainCommand(
-            steps=order.steps, is_fresh=order.is_fresh, integers=tuple(int(i) for i in integers)
-        )
-        self._pipe.send_bytes(pack(command, b"" if vector is None else vector.tobytes()))
-
-    def _report(self, doing: str | None = None) -> None:
-        waiting = self._worker.waiting_for()
-        self._uplink.report(
-            replace(
-                self._uplink.state,
-                doing=doing or str(self._worker.state),
-                waiting_for=waiting.text,
-                steps=self._worker.num_steps,
-                step_seconds=self._step_seconds,
-                updates=self._worker.num_updates,
-                bytes_up=self._connection.bytes_up,
-                bytes_down=self._connection.bytes_down,
-            )
-        )
+            match event:
+                case Stop():
+                    return
+                case None:
+                    pass
+                case Trained():
+                    self._driver.trained(event, now)
+                case TrainFailed(error=error, message=message):
+                    self._driver.beat(f"train_failed: {error}: {message}", now)
+                    raise TrainError(f"{error}: {message}")
+                case TrainerEnded():
+                    raise TrainError("the trainer process ended unexpectedly")
+                case TrainerReady():
+                    self._log.debug("trainer_ready_again")
+                case _:
+                    self._driver.take(event, now)
+            self._driver.tick(now)
 
     def _end(self) -> None:
-        self._connection.publish((self._uplink.will,))
+        self._connection.publish((self._driver.uplink.will,))
         self._connection.stop()
         self._outbox.close()
         self._pipe.close()
-        self._log.info("agent_stopped", updates=self._worker.num_updates)
+        self._log.info("agent_stopped", updates=self._driver.worker.num_updates)
 
     def _read_pipe(self) -> None:
         """Put the trainer's reports into the mailbox."""

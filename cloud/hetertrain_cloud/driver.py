@@ -1,0 +1,263 @@
+"""One job's aggregator as a whole, driven by events and time: machine, cell, journal, checkpoints
+and history, without thread, clock or socket.
+
+The service drives it with a real connection, the simulator with a virtual clock. What is accepted
+is in the journal before its sender hears so; each synchronisation, and every ``CHECKPOINT_CUTS``
+cuts, the version is made durable and the journal cut short. After a crash the newest whole
+checkpoint and the journal give the same open version with the same sums.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from structlog.typing import FilteringBoundLogger
+
+from hetertrain.cell import Cell, Link
+from hetertrain.cell import Event as CellEvent
+from hetertrain.core.aggregator import (
+    Aggregator,
+    CutRecord,
+    Event,
+    MemberSeen,
+    PartialArrived,
+    Ready,
+    Record,
+    Release,
+    Tick,
+    UpdateArrived,
+)
+from hetertrain.core.gate import Gate
+from hetertrain.core.layout import ParameterLayout
+from hetertrain.core.policy import SyncPolicy, WeightPolicy
+from hetertrain.core.update import Checkpoint
+from hetertrain.transport import mqtt
+from hetertrain.transport.inbox import Inbox
+from hetertrain.wire import topics
+from hetertrain.wire.contents import JobTerms, pack_partial, pack_update, unpack_arrival
+from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.frames import AggregatorStatus
+from hetertrain_cloud.checkpoints import CheckpointStore
+
+CHECKPOINT_CUTS = 10
+VERSIONS_FILE = "versions.jsonl"
+_CUT = b""
+"""The journal's mark of a cut."""
+
+
+class JobDriver:
+    """One job's aggregator at work, between its stores and its link."""
+
+    def __init__(
+        self,
+        *,
+        downlink: Downlink,
+        layout: ParameterLayout,
+        initial: Checkpoint,
+        policy: SyncPolicy,
+        weights: WeightPolicy,
+        directory: Path,
+        link: Link,
+        on_version: Callable[[Checkpoint, float], None],
+        log: FilteringBoundLogger,
+    ) -> None:
+        """Take up the job where its state in ``directory`` stands, else with ``initial``.
+
+        ``on_version`` hears of each new version, and how many seconds after the first node it came.
+
+        Raises:
+            StoreError: the directory is not usable.
+        """
+        self._layout = layout
+        self._directory = directory
+        self._on_version = on_version
+        self._log = log
+        self._updates_by_lag: Counter[int] = Counter()
+        self._began_at: float | None = None
+        self._machine_wakes_at = 0.0
+        directory.mkdir(parents=True, exist_ok=True)
+        self._store = CheckpointStore(directory / "checkpoints", layout)
+        self._inbox = Inbox(directory / "inbox.db")
+        self.cell = Cell(downlink, link, self._take_cell, log)
+        self.machine = self._recover(initial, policy, weights)
+        self._saved_version = self.machine.checkpoint.version
+
+    def _recover(
+        self, initial: Checkpoint, policy: SyncPolicy, weights: WeightPolicy
+    ) -> Aggregator:
+        """Build the machine from the newest checkpoint and the journal."""
+        stored = self._store.load()
+        layout = self._layout
+        machine = Aggregator(
+            Gate(layout.digest, layout.size, layout.integer_size, policy.max_lag),
+            policy,
+            weights,
+            initial if stored is None else stored.checkpoint,
+        )
+        if stored is None:
+            self._store.save(machine.checkpoint, machine.snapshot())
+        else:
+            machine.restore(stored.snapshot)
+        noted = self._noted_version()
+        for content in self._inbox.read(machine.checkpoint.version, 1 << 62):
+            release = machine.replay(_read_record(content, machine.checkpoint.version))
+            if release is not None and release.checkpoint.version > noted:
+                self._note_version(release, None)
+        self._log.info("aggregator_recovered", version=machine.checkpoint.version)
+        return machine
+
+    @property
+    def wakes_at(self) -> float:
+        """When to call ``tick``, if nothing happens before."""
+        return min(self._machine_wakes_at, self.cell.wakes_at)
+
+    def start(self, now: float) -> None:
+        """Announce the version at hand."""
+        self.cell.release(self.machine.checkpoint, None, self._terms(), now)
+
+    def take(self, event: mqtt.Event, now: float) -> None:
+        """Take what happened on the link.
+
+        Raises:
+            TransportError: the connection ended for good.
+            StoreError: the journal cannot be written; nothing was acknowledged.
+        """
+        self.cell.take(event, now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if now >= self._machine_wakes_at:
+            self._step(Tick(), now)
+        if now >= self.cell.wakes_at:
+            self.cell.tick(now)
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._inbox.close()
+
+    def _take_cell(self, event: CellEvent, now: float) -> None:
+        if self._began_at is None and isinstance(event, MemberSeen) and event.num_active:
+            self._begin(now)
+        self._step(event, now)
+
+    def _begin(self, now: float) -> None:
+        """Start the clock of the job's history with the first node."""
+        self._began_at = now
+        self._on_version(self.machine.checkpoint, 0.0)
+
+    def _step(self, event: Event, now: float) -> None:
+        mark = self.machine.checkpoint.version
+        self._apply(self.machine.handle(event, now), mark, now)
+
+    def _apply(self, ready: Ready, mark: int, now: float) -> None:
+        self._inbox.append(mark, [_write_record(record) for record in ready.persist])
+        self._machine_wakes_at = ready.wake_at if ready.wake_at is not None else now + 1.0
+        self.cell.answer(ready.verdicts, now)
+        if ready.notice is not None:
+            self._log.info("sync_began", sync=ready.notice.sync)
+            self.cell.notice(ready.notice, now)
+        if ready.release is not None:
+            self._release(ready.release, now)
+
+    def _release(self, release: Release, now: float) -> None:
+        checkpoint = release.checkpoint
+        if release.contributions:
+            self._note_version(release, self._elapsed_seconds(now))
+            self._on_version(checkpoint, self._elapsed_seconds(now))
+        self.cell.release(checkpoint, release.sync, self._terms(), now)
+        is_due = (
+            release.sync is not None or checkpoint.version >= self._saved_version + CHECKPOINT_CUTS
+        )
+        if is_due and checkpoint.version > self._saved_version:
+            self._store.save(checkpoint, self.machine.snapshot())
+            # One generation more is kept, for a newest file that proves to be torn.
+            self._inbox.forget(0, self._saved_version - 1)
+            self._saved_version = checkpoint.version
+
+    def _terms(self) -> JobTerms:
+        machine = self.machine
+        return JobTerms(
+            self._layout.digest, machine.policy, machine.weights, dict(machine.statistics)
+        )
+
+    def _elapsed_seconds(self, now: float) -> float:
+        return 0.0 if self._began_at is None else now - self._began_at
+
+    def _noted_version(self) -> int:
+        """Return the newest version in the history; a crash may have come before its line."""
+        lines = whole_lines(self._directory / VERSIONS_FILE)
+        return int(json.loads(lines[-1])["version"]) if lines else 0
+
+    def _note_version(self, release: Release, elapsed_seconds: float | None) -> None:
+        """Append the version's history: when (None: unknown after a crash), and from whom."""
+        version = release.checkpoint.version
+        lags = [version - 1 - item.base_version for item in release.contributions]
+        self._updates_by_lag.update(lags)
+        self._log.info("version_cut", version=version, updates=len(lags), sync=release.sync)
+        row = {
+            "version": version,
+            "elapsed_seconds": elapsed_seconds,
+            "sync": release.sync,
+            "digest": release.checkpoint.digest(),
+            "contributions": [
+                [item.node, item.seq, item.base_version, item.examples, item.steps]
+                for item in release.contributions
+            ],
+        }
+        append_line(self._directory / VERSIONS_FILE, row)
+
+    def status(self, now: float, metrics: dict[str, float]) -> AggregatorStatus:
+        """Say what the aggregator does right now."""
+        machine = self.machine
+        waiting = machine.waiting_for()
+        return AggregatorStatus(
+            job=self.cell.downlink.job,
+            cell=topics.CLOUD_CELL,
+            version=machine.checkpoint.version,
+            elapsed_seconds=self._elapsed_seconds(now),
+            sync=machine.last_sync,
+            sync_in_seconds=machine.seconds_to_sync(now),
+            is_syncing=machine.members.sync is not None,
+            active=machine.members.num_active,
+            open_updates=len(machine.open.contributions),
+            metrics=metrics,
+            updates_by_lag=dict(self._updates_by_lag),
+            refused=dict(self.cell.refused),
+            waiting_code=waiting.code,
+            waiting_for=waiting.text[:500],
+        )
+
+
+def append_line(path: Path, row: dict[str, Any]) -> None:
+    """Add a row to a history."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a history; a last one that a crash tore is cut off."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    return whole.splitlines()
+
+
+def _write_record(record: Record) -> bytes:
+    match record:
+        case CutRecord():
+            return _CUT
+        case UpdateArrived(update):
+            return pack_update(update)
+        case PartialArrived(node, seq, sync, partial):
+            return pack_partial(node, seq, sync, partial)
+
+
+def _read_record(content: bytes, version: int) -> Record:
+    return CutRecord(version + 1) if content == _CUT else unpack_arrival(content)

@@ -1,0 +1,194 @@
+"""One vehicle's machines and stores as a whole, driven by events and time: no thread, no clock, no
+socket.
+
+The agent drives it with a real connection and a trainer process; the simulator drives the same with
+a virtual clock. An update is durable in the outbox before its first publish and leaves it with the
+aggregator's verdict only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Protocol
+
+from structlog.typing import FilteringBoundLogger
+
+from hetertrain.cell import Link
+from hetertrain.core.aggregator import SyncNotice, Tick
+from hetertrain.core.gate import Outcome, Verdict
+from hetertrain.core.update import Update
+from hetertrain.core.worker import (
+    Event,
+    ModelArrived,
+    Ready,
+    Trained,
+    TrainOrder,
+    UpdateSettled,
+    Worker,
+)
+from hetertrain.errors import StoreError, TransportError
+from hetertrain.transport import mqtt
+from hetertrain.transport.outbox import Outbox
+from hetertrain.wire.contents import pack_update, unpack_update
+from hetertrain.wire.uplink import (
+    FrameRefused,
+    ModelReceived,
+    Settled,
+    SyncAnnounced,
+    Uplink,
+    UplinkEvent,
+    UplinkReady,
+)
+
+
+class TrainerPort(Protocol):
+    """What the driver asks of a trainer; its answers come back through ``trained``."""
+
+    def order(self, order: TrainOrder) -> None:
+        """Begin to train; never blocks."""
+
+    def interrupt(self) -> None:
+        """Stop at the next step boundary."""
+
+
+class VehicleDriver:
+    """One vehicle at work, between its trainer and its link."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        uplink: Uplink,
+        outbox: Outbox,
+        link: Link,
+        trainer: TrainerPort,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self.worker = worker
+        self.uplink = uplink
+        self.refused: Counter[str] = Counter()
+        self._outbox = outbox
+        self._link = link
+        self._trainer = trainer
+        self._log = log
+        self._step_seconds = 0.0
+        self._uplink_wakes_at = 0.0
+        self._worker_wakes_at: float | None = None
+
+    def recover(self, now: float) -> None:
+        """Offer again what was under way when the vehicle last ended."""
+        pending = self._outbox.pending()
+        if pending is not None:
+            self.worker.is_in_flight = True
+            self._apply_uplink(self.uplink.offer(pending.seq, pending.content, now), now)
+
+    @property
+    def wakes_at(self) -> float:
+        """When to call ``tick``, if nothing happens before."""
+        if self._worker_wakes_at is None:
+            return self._uplink_wakes_at
+        return min(self._uplink_wakes_at, self._worker_wakes_at)
+
+    def take(self, event: mqtt.Event, now: float) -> None:
+        """Take what happened on the link.
+
+        Raises:
+            TransportError: the connection ended for good.
+        """
+        match event:
+            case mqtt.Connected():
+                self._log.info("connected")
+                self._apply_uplink(self.uplink.connected(now), now)
+            case mqtt.Disconnected(reason, is_final):
+                self._log.warning("disconnected", reason=reason)
+                if is_final:
+                    raise TransportError(reason)
+                self._apply_uplink(self.uplink.disconnected(now), now)
+            case mqtt.Received(topic, frame):
+                self._apply_uplink(self.uplink.received(topic, frame, now), now)
+            case mqtt.Delivered(token):
+                self._apply_uplink(self.uplink.delivered(token, now), now)
+            case mqtt.Denied(what, reason):
+                self._log.error("access_denied", what=what, reason=reason)
+
+    def trained(self, event: Trained, now: float) -> None:
+        """Take the trainer's report."""
+        if event.steps:
+            self._step_seconds = event.seconds / event.steps
+        self._step(event, now)
+
+    def tick(self, now: float) -> None:
+        """Do what is due."""
+        if now >= self._uplink_wakes_at:
+            self.report()
+            self._apply_uplink(self.uplink.tick(now), now)
+        if self._worker_wakes_at is not None and now >= self._worker_wakes_at:
+            self._step(Tick(), now)
+
+    def beat(self, doing: str, now: float) -> None:
+        """Tell the aggregator at once what the vehicle does."""
+        self.report(doing)
+        self._apply_uplink(self.uplink.beat(now), now)
+
+    def report(self, doing: str | None = None) -> None:
+        """Bring the figures of the next heartbeat up to date."""
+        worker = self.worker
+        self.uplink.report(
+            replace(
+                self.uplink.state,
+                doing=doing or str(worker.state),
+                waiting_for=worker.waiting_for().text,
+                steps=worker.num_steps,
+                step_seconds=self._step_seconds,
+                updates=worker.num_updates,
+                bytes_up=self._link.bytes_up,
+                bytes_down=self._link.bytes_down,
+            )
+        )
+
+    def _apply_uplink(self, ready: UplinkReady, now: float) -> None:
+        self._link.publish(ready.send)
+        self._uplink_wakes_at = ready.wake_at
+        for event in ready.events:
+            self._take_uplink(event, now)
+
+    def _take_uplink(self, event: UplinkEvent, now: float) -> None:
+        match event:
+            case ModelReceived(version, vector, integers, sync, terms):
+                self.worker.policy = terms.policy
+                self._step(ModelArrived(version, vector, integers, sync), now)
+            case SyncAnnounced(sync, deadline_seconds):
+                self._step(SyncNotice(sync, deadline_seconds), now)
+            case Settled(verdict, content):
+                if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
+                    self._log.warning("update_refused", seq=verdict.seq, reason=verdict.reason)
+                self._outbox.settle(verdict.seq)
+                self._step(UpdateSettled(verdict, unpack_update(content).payload), now)
+            case FrameRefused(reason, detail):
+                self.refused[reason] += 1
+                self._log.warning("frame_refused", reason=reason, detail=detail)
+
+    def _step(self, event: Event, now: float) -> None:
+        self._apply_worker(self.worker.handle(event, now), now)
+
+    def _apply_worker(self, ready: Ready, now: float) -> None:
+        self._worker_wakes_at = ready.wake_at
+        if ready.publish is not None:
+            self._publish(ready.publish, now)
+        if ready.flushed is not None:
+            self._apply_uplink(self.uplink.flushed(ready.flushed, now), now)
+        if ready.train is not None:
+            self._trainer.order(ready.train)
+        if ready.interrupt:
+            self._trainer.interrupt()
+
+    def _publish(self, update: Update, now: float) -> None:
+        content = pack_update(update)
+        try:
+            self._outbox.put(update.seq, content)
+        except StoreError as error:
+            self._log.error("outbox_failed", error=str(error))
+            refused = Verdict(update.node, update.seq, Outcome.REJECTED, str(error))
+            self._step(UpdateSettled(refused, update.payload), now)
+            return
+        self._apply_uplink(self.uplink.offer(update.seq, content, now), now)
