@@ -62,12 +62,13 @@ class JobDriver:
         weights: WeightPolicy,
         directory: Path,
         link: Link,
-        on_version: Callable[[Checkpoint, float], None],
+        on_version: Callable[[Release, float], None],
         log: FilteringBoundLogger,
     ) -> None:
         """Take up the job where its state in ``directory`` stands, else with ``initial``.
 
-        ``on_version`` hears of each new version, and how many seconds after the first node it came.
+        ``on_version`` hears of the first version and each new one, and how many seconds after the
+        first node it came.
 
         Raises:
             StoreError: the directory is not usable.
@@ -76,7 +77,7 @@ class JobDriver:
         self._directory = directory
         self._on_version = on_version
         self._log = log
-        self._updates_by_lag: Counter[int] = Counter()
+        self.updates_by_lag: Counter[int] = Counter()
         self._began_at: float | None = None
         self._machine_wakes_at = 0.0
         directory.mkdir(parents=True, exist_ok=True)
@@ -147,7 +148,7 @@ class JobDriver:
     def _begin(self, now: float) -> None:
         """Start the clock of the job's history with the first node."""
         self._began_at = now
-        self._on_version(self.machine.checkpoint, 0.0)
+        self._on_version(Release(self.machine.checkpoint, None, ()), 0.0)
 
     def _step(self, event: Event, now: float) -> None:
         mark = self.machine.checkpoint.version
@@ -167,7 +168,7 @@ class JobDriver:
         checkpoint = release.checkpoint
         if release.contributions:
             self._note_version(release, self._elapsed_seconds(now))
-            self._on_version(checkpoint, self._elapsed_seconds(now))
+            self._on_version(release, self._elapsed_seconds(now))
         self.cell.release(checkpoint, release.sync, self._terms(), now)
         is_due = (
             release.sync is not None or checkpoint.version >= self._saved_version + CHECKPOINT_CUTS
@@ -196,7 +197,7 @@ class JobDriver:
         """Append the version's history: when (None: unknown after a crash), and from whom."""
         version = release.checkpoint.version
         lags = [version - 1 - item.base_version for item in release.contributions]
-        self._updates_by_lag.update(lags)
+        self.updates_by_lag.update(lags)
         self._log.info("version_cut", version=version, updates=len(lags), sync=release.sync)
         row = {
             "version": version,
@@ -225,7 +226,7 @@ class JobDriver:
             active=machine.members.num_active,
             open_updates=len(machine.open.contributions),
             metrics=metrics,
-            updates_by_lag=dict(self._updates_by_lag),
+            updates_by_lag=dict(self.updates_by_lag),
             refused=dict(self.cell.refused),
             waiting_code=waiting.code,
             waiting_for=waiting.text[:500],

@@ -122,7 +122,7 @@ class AggregatorService:
             weights=settings.weight_policy(),
             directory=settings.directory,
             link=self._connection,
-            on_version=self._evaluator.offer,
+            on_version=lambda release, elapsed: self._evaluator.offer(release.checkpoint, elapsed),
             log=self._log,
         )
         whole_lines(settings.directory / METRICS_FILE)

@@ -46,8 +46,13 @@ class Link(Protocol):
     another.
     """
 
-    bytes_up: int
-    bytes_down: int
+    @property
+    def bytes_up(self) -> int:
+        """Bytes that left this end."""
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes that reached this end."""
 
     def publish(self, outgoing: tuple[Outgoing, ...]) -> None:
         """Queue frames; never blocks."""

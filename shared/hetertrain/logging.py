@@ -42,6 +42,15 @@ def get_logger(**bound: Any) -> structlog.typing.FilteringBoundLogger:
     return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(**bound))
 
 
+def silent_logger() -> structlog.typing.FilteringBoundLogger:
+    """Return a logger that says nothing, and costs nothing."""
+    silent = structlog.make_filtering_bound_logger(standard_logging.CRITICAL)
+    return cast(
+        structlog.typing.FilteringBoundLogger,
+        structlog.wrap_logger(None, processors=[], wrapper_class=silent).bind(),
+    )
+
+
 def _mask_secrets(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:

@@ -15,7 +15,7 @@ from hetertrain.core.update import Checkpoint
 from hetertrain.errors import FrameError
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms
-from hetertrain.wire.downlink import SILENCE_SECONDS, ContentReceived, Downlink, NodeGone
+from hetertrain.wire.downlink import ContentReceived, Downlink, NodeGone
 from hetertrain.wire.frames import Begin, Flushed, NodeState, pack, unpack
 from hetertrain.wire.transfer import Receiver, Sender
 from hetertrain.wire.uplink import ModelReceived, Outgoing, Settled, Uplink
@@ -214,7 +214,7 @@ def test_versions_travel_as_differences_and_a_sync_sends_the_exact_model() -> No
 def test_a_silent_node_counts_as_gone() -> None:
     talk = Conversation(0, loss=0.0)
     talk.loss = 1.0
-    talk.run(SILENCE_SECONDS + 1)
+    talk.run(talk.aggregator.silence_seconds + 1)
     assert [event.node for event in talk.of(NodeGone)] == ["n0"]
 
 

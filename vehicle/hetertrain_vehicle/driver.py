@@ -82,6 +82,11 @@ class VehicleDriver:
             self.worker.is_in_flight = True
             self._apply_uplink(self.uplink.offer(pending.seq, pending.content, now), now)
 
+    def hold(self, model: ModelReceived, now: float) -> None:
+        """Begin with a model that the vehicle has from elsewhere: installed with it, or kept."""
+        self.uplink.hold(model)
+        self._take_uplink(model, now)
+
     @property
     def wakes_at(self) -> float:
         """When to call ``tick``, if nothing happens before."""

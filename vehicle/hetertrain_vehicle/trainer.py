@@ -41,6 +41,8 @@ class Trainer:
     node: Node
     step_seconds_min: float = 0.0
     """Pads every step to this duration: a slower processor than the one at hand."""
+    learning_rate: float | None = None
+    """Replaces that of the task's optimiser."""
     model: nn.Module = field(init=False)
     layout: ParameterLayout = field(init=False)
     _optimizer: torch.optim.Optimizer = field(init=False)
@@ -50,7 +52,7 @@ class Trainer:
         self.model = self.task.model()
         parameters = {name for name, _ in self.model.named_parameters()}
         self.layout = ParameterLayout.of(read_tensors(self.model), parameters, self.task.local)
-        self._optimizer = self.task.optimizer(self.model)
+        self.reset_optimizer()
         self._batches = iter(self.task.train_batches(self.node))
 
     def load(self, vector: Vector, integers: Integers) -> None:
@@ -60,6 +62,9 @@ class Trainer:
     def reset_optimizer(self) -> None:
         """Forget the optimiser's momentum."""
         self._optimizer = self.task.optimizer(self.model)
+        if self.learning_rate is not None:
+            for group in self._optimizer.param_groups:
+                group["lr"] = self.learning_rate
 
     def vector(self) -> tuple[Vector, Integers]:
         """Copy the local model."""

@@ -17,6 +17,9 @@ STEP_FACTOR_MAX = 4.0
 EXAMPLES_CAP_FIRST = 1 << 16
 """The cap on examples before the first cut has shown what is usual."""
 
+VALUE_BYTES = 2.0
+"""About what a sparse update pays for a value that it keeps."""
+
 FACTOR_GRID = 1 << 20
 """Factors from ``pow`` are rounded to this grid: libm differs in the last bit between machines, the
 sums must not.
@@ -48,10 +51,18 @@ class SyncPolicy:
     """A node publishes this long after its last update, if its link is free."""
     pace_steps: int | None = None
     """A node publishes after so many local steps (instead of ``pace_seconds``)."""
+    pace_density: float = 0.01
+    """A thin link paces itself so that an update can hold this share of the parameters."""
     hold_after_update: bool = False
     """A node waits for the next version after each update (synchronous schemes)."""
+    hold_at_sync: bool = True
+    """A node that has flushed waits for the sync's model; else it trains on meanwhile."""
+    hold_seconds: float = 3600.0
+    """The longest that a node waits for a version, whatever happens to its aggregator."""
     is_dense: bool = False
     """Updates and versions travel as float32, whatever the tier (uncompressed baselines)."""
+    budget_seconds: float = 1.0
+    """The time whose share of the link an update may fill, in schemes that pace by steps."""
     budget_share: float = 0.5
     """The share of a link's time that updates may take."""
 
@@ -62,6 +73,18 @@ class SyncPolicy:
             raise ValueError("cut_fraction and sync_quorum are shares in (0, 1]")
         if self.max_lag < 0 or self.cut_seconds <= 0 or self.sync_deadline_seconds <= 0:
             raise ValueError("max_lag, cut_seconds and sync_deadline_seconds cannot be negative")
+
+    def period_seconds(self, bits_per_second: float, size: int) -> float:
+        """Return the least time between two messages of a model of ``size`` on such a link.
+
+        A thin link gets longer periods, so that ``pace_density`` of the parameters fits into its
+        share of one; a fast one is not flooded.
+        """
+        pace = self.pace_seconds if self.pace_seconds is not None else self.budget_seconds
+        if self.is_dense:
+            return pace
+        least_bits = 8 * VALUE_BYTES * self.pace_density * size
+        return max(pace, least_bits / (bits_per_second * self.budget_share))
 
     def nodes_for_cut(self, num_active: int) -> int:
         """Return how many nodes must have reported before a cut."""

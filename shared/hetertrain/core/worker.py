@@ -32,6 +32,8 @@ from hetertrain.core.policy import SyncPolicy
 from hetertrain.core.tiers import Tier
 from hetertrain.core.update import Update
 
+PERIODS_MAX = 4
+"""A node that could not send for long may fill this many periods' budgets at once."""
 SLICE_SECONDS = 0.25
 """How much training is ordered at a time; a step boundary is at most one step away in any case."""
 
@@ -143,16 +145,16 @@ class Worker:
             case UpdateSettled(verdict, payload):
                 self._settle(verdict, payload)
             case SyncNotice(sync, deadline_seconds):
-                self._sync = sync
-                self._hold_until = now + deadline_seconds
                 if self.state is not State.JOINING:
+                    self._sync = sync
+                    self._hold_until = now + deadline_seconds
                     self.state = State.FLUSHING
             case Tick():
                 pass
         if self._is_training:
             interrupt = not self._is_interrupted and self._should_interrupt(now)
             self._is_interrupted = self._is_interrupted or interrupt
-            return Ready(interrupt=interrupt, wake_at=self._hold_until)
+            return Ready(interrupt=interrupt)
         return self._at_boundary(now)
 
     def _should_interrupt(self, now: float) -> bool:
@@ -178,22 +180,26 @@ class Worker:
     def _at_boundary(self, now: float) -> Ready:
         """Decide what to do between two steps."""
         if self.state is State.JOINING and self._pending is None:
-            return Ready(wake_at=self._hold_until)
+            return Ready()
         publish: Update | None = None
         flushed: int | None = None
         if self.state is State.FLUSHING and not self.is_in_flight:
             publish = self._publish(now, self.policy.flush_factor, self._sync)
             flushed = self._sync if publish is None else None
-            self.state = State.HOLDING
+            if self.policy.hold_at_sync:
+                self.state = State.HOLDING
+            else:
+                self._resume()
         elif self.state is State.TRAINING and not self.is_in_flight and self._is_due(now):
             publish = self._publish(now, 1.0, None)
             if self.policy.hold_after_update:
                 self.state = State.HOLDING
+                self._hold_until = now + self.policy.hold_seconds
         self._rebase()
         if self.state in (State.HOLDING, State.FLUSHING) and self._is_hold_over(now):
             self._resume()
         train = self._train() if self.state is State.TRAINING else None
-        return Ready(publish, flushed, train, False, self._hold_until)
+        return Ready(publish, flushed, train, False, None if train else self._hold_until)
 
     def _rebase(self) -> None:
         """Move onto the pending model, carrying the unsent progress."""
@@ -227,8 +233,11 @@ class Worker:
             return False
         if self.policy.pace_steps is not None:
             return self._steps_unsent >= self.policy.pace_steps
-        assert self.policy.pace_seconds is not None, "a policy has one pace"
-        return now >= self._published_at + self.policy.pace_seconds
+        return now >= self._published_at + self._period_seconds()
+
+    def _period_seconds(self) -> float:
+        rate = self.tier.rate_bits_per_second
+        return self.policy.period_seconds(rate, self._reference.size)
 
     def _publish(self, now: float, factor: float, sync: int | None) -> Update | None:
         """Encode the unsent progress to the tier's byte budget; None where there is none."""
@@ -257,8 +266,8 @@ class Worker:
     def _budget_bytes(self, now: float, factor: float) -> int | None:
         if self.policy.is_dense:
             return None
-        pace = self.policy.pace_seconds or 1.0
-        seconds = min(max(now - self._published_at, pace), 4 * pace)
+        period = self._period_seconds()
+        seconds = min(max(now - self._published_at, period), PERIODS_MAX * period)
         budget = self.tier.budget_bytes(seconds * factor, self.policy.budget_share)
         return max(budget, codec.MINIMUM_BUDGET_BYTES)
 

@@ -10,6 +10,7 @@ a tier's chain: at a synchronisation, and when a node's heartbeat shows that it 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hetertrain import codec
@@ -17,6 +18,7 @@ from hetertrain.core.aggregator import SyncNotice
 from hetertrain.core.gate import Verdict
 from hetertrain.core.tiers import TIERS, Tier
 from hetertrain.core.update import Checkpoint, model_digest
+from hetertrain.core.worker import PERIODS_MAX
 from hetertrain.errors import FrameError
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, model_head, verdict_message
@@ -34,12 +36,10 @@ from hetertrain.wire.frames import (
 from hetertrain.wire.transfer import Receiver, Sender
 from hetertrain.wire.uplink import HEARTBEAT_SECONDS, FrameRefused, Outgoing
 
-SILENCE_SECONDS = 4 * HEARTBEAT_SECONDS
-"""A node that was not heard for so long counts as gone until it is heard again."""
+SILENCE_HEARTBEATS = 4
+"""A node that was not heard for so many heartbeats counts as gone until it is heard again."""
 GATHER_SECONDS = 1.0
 """How long a whole model waits for more nodes that need it."""
-BROADCAST_SECONDS_MIN = 1.0
-BROADCAST_SECONDS_MAX = 4.0
 CONTENT_GROUPS_MAX = 64
 RECEIVERS_MAX = 4096
 """Transfers under way at a time."""
@@ -112,7 +112,8 @@ class Downlink:
 
     job: str
     cell: str
-    budget_share: float = 0.5
+    tiers: Mapping[str, Tier] = field(default_factory=lambda: TIERS)
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
     nodes: dict[str, NodeState] = field(default_factory=dict)
     _heard_at: dict[str, float] = field(default_factory=dict)
     _receivers: dict[str, Receiver] = field(default_factory=dict)
@@ -122,6 +123,11 @@ class Downlink:
     _terms: JobTerms | None = None
     _send: list[Outgoing] = field(default_factory=list)
     _events: list[DownlinkEvent] = field(default_factory=list)
+
+    @property
+    def silence_seconds(self) -> float:
+        """How long a node may be silent before it counts as gone."""
+        return SILENCE_HEARTBEATS * self.heartbeat_seconds
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
@@ -164,9 +170,9 @@ class Downlink:
     def tick(self, now: float) -> DownlinkReady:
         """Broadcast what is due, and notice who fell silent."""
         for node, heard_at in list(self._heard_at.items()):
-            if now > heard_at + SILENCE_SECONDS:
+            if now > heard_at + self.silence_seconds:
                 self._forget(node)
-        wake_at = now + HEARTBEAT_SECONDS
+        wake_at = now + self.heartbeat_seconds
         for chain in self._chains.values():
             if self._has_news(chain):
                 if now >= chain.free_at:
@@ -217,7 +223,7 @@ class Downlink:
             if state.node in self._heard_at:
                 self._forget(state.node)
             return
-        tier = TIERS.get(state.tier)
+        tier = self.tiers.get(state.tier)
         if tier is None:
             raise FrameError("tier", f"unknown tier {state.tier!r}")
         self.nodes[state.node] = state
@@ -228,16 +234,23 @@ class Downlink:
             # Those who join together share the first broadcast.
             chain = _Chain(tier, free_at=now + GATHER_SECONDS)
             self._chains[tier.name] = chain
+            self._continue(chain, state.model)
         if now >= chain.whole_until and self._has_lost_chain(chain, state.model, now):
             # Those who ask together share one broadcast, and need not put it off.
             chain.needs_whole = True
             chain.free_at = max(chain.free_at, now + GATHER_SECONDS)
-            chain.whole_until = chain.free_at + HEARTBEAT_SECONDS
+            chain.whole_until = chain.free_at + self.heartbeat_seconds
+
+    def _continue(self, chain: _Chain, model: str) -> None:
+        """Begin a chain where its first node stands, if that is the newest model."""
+        checkpoint = self._checkpoint
+        if checkpoint is not None and model and model == checkpoint.digest():
+            chain.held, chain.digest, chain.needs_whole = checkpoint, model, False
 
     def _has_lost_chain(self, chain: _Chain, model: str, now: float) -> bool:
         if model == chain.digest:
             return False
-        return model not in chain.recent or now > chain.free_at + SILENCE_SECONDS
+        return model not in chain.recent or now > chain.free_at + self.silence_seconds
 
     def _forget(self, node: str) -> None:
         del self._heard_at[node]
@@ -274,14 +287,20 @@ class Downlink:
         assert self._checkpoint is not None, "there is a version to send"
         assert self._terms is not None, "a version comes with its terms"
         checkpoint, terms = self._checkpoint, self._terms
-        seconds = min(max(now - chain.sent_at, BROADCAST_SECONDS_MIN), BROADCAST_SECONDS_MAX)
-        budget = chain.tier.budget_bytes(seconds, self.budget_share)
+        policy = terms.policy
         whole_bytes = 4 * checkpoint.vector.size + codec.MINIMUM_BUDGET_BYTES
+        rate = chain.tier.rate_bits_per_second
+        period = policy.period_seconds(rate, checkpoint.vector.size)
+        seconds = min(max(now - chain.sent_at, period), PERIODS_MAX * period)
+        if sync is not None:
+            seconds *= policy.flush_factor
+        budget = chain.tier.budget_bytes(seconds, policy.budget_share)
+        fits_sync = chain.tier.seconds_for(whole_bytes) <= policy.sync_deadline_seconds
         is_whole = (
             chain.held is None
             or chain.needs_whole
-            or sync is not None
-            or terms.policy.is_dense
+            or (sync is not None and fits_sync)
+            or policy.is_dense
             or whole_bytes <= budget
         )
         if is_whole:
@@ -313,9 +332,9 @@ class Downlink:
         chain.free_at = max(now, chain.free_at) + airtime
         if is_whole:
             chain.needs_whole = False
-            chain.whole_until = chain.free_at + HEARTBEAT_SECONDS
+            chain.whole_until = chain.free_at + self.heartbeat_seconds
         else:
-            chain.free_at = max(chain.free_at, now + airtime / self.budget_share)
+            chain.free_at = max(chain.free_at, now + airtime / policy.budget_share)
 
     def _send_chunks(self, chain: _Chain, content: bytes) -> None:
         chain.seq += 1

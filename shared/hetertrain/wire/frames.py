@@ -331,3 +331,18 @@ def _digest(*parts: bytes | memoryview) -> bytes:
     for part in parts:
         hasher.update(part)
     return hasher.digest()
+
+
+def payload_share(frame: bytes) -> int:
+    """Count the bytes of a frame that are a model's or update's numbers, not heads.
+
+    The first chunk of a content begins with the content's own frame head. For accounting only:
+    nothing is validated.
+    """
+    _, _, kind, header_bytes, payload_bytes, _ = _HEAD.unpack_from(frame)
+    if _KINDS.get(kind) is not Chunk:
+        return 0
+    inner = memoryview(frame)[_HEAD.size + header_bytes :]
+    if bytes(inner[:2]) != MAGIC or len(inner) < _HEAD.size:
+        return int(payload_bytes)
+    return max(0, int(payload_bytes) - _HEAD.size - int(_HEAD.unpack_from(inner)[3]))

@@ -110,6 +110,7 @@ class Uplink:
     tier: Tier
     layout: str | None = None
     """Digest of the layout that the node's own task has; None: any (a gateway has no task)."""
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
     is_connected: bool = False
     _sender: Sender | None = None
     _receivers: dict[str, Receiver] = field(default_factory=dict)
@@ -135,6 +136,10 @@ class Uplink:
         return Outgoing(
             topics.state(self.state.node), pack(replace(self.state, is_online=False)), retain=True
         )
+
+    def hold(self, model: ModelReceived) -> None:
+        """Begin with a model that the node has from elsewhere: installed with it, or kept."""
+        self._model, self._digest = model, model_digest(model.vector, model.integers)
 
     def connected(self, now: float) -> UplinkReady:
         """The connection stands and the subscriptions are made."""
@@ -199,7 +204,7 @@ class Uplink:
         wake_at = self._heartbeat_at
         if self.is_connected:
             if now >= self._heartbeat_at:
-                self._heartbeat_at = wake_at = now + HEARTBEAT_SECONDS
+                self._heartbeat_at = wake_at = now + self.heartbeat_seconds
                 self.report(self.state)
                 self._publish(topics.state(self.state.node), self.state, retain=True)
             if self._sender is not None:
@@ -207,7 +212,7 @@ class Uplink:
                     self._publish(self._up, message, chunk, token=self._sender.seq)
                 wake_at = min(wake_at, max(self._sender.ask_at, now + 0.05))
         else:
-            wake_at = now + HEARTBEAT_SECONDS
+            wake_at = now + self.heartbeat_seconds
         ready = UplinkReady(tuple(self._send), tuple(self._events), wake_at)
         self._send.clear()
         self._events.clear()

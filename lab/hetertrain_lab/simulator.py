@@ -1,0 +1,896 @@
+"""A fleet in virtual time: the drivers of production over a virtual network, with real stores, real
+crashes of state, and no waiting.
+
+Each process is the driver that the real process runs, with its SQLite files and checkpoints in a
+directory of its own. A crash throws the driver away, in the middle of a step where the seed says
+so; a restart builds it anew from the directory. Training takes virtual time, and its result comes
+from real gradients or from a synthetic objective. The same scenario and seed give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hetertrain.core.aggregator import Aggregator, Release
+from hetertrain.core.gate import Outcome
+from hetertrain.core.layout import Integers, ParameterLayout, Vector
+from hetertrain.core.policy import Statistics
+from hetertrain.core.update import Checkpoint
+from hetertrain.core.worker import State, Trained, TrainOrder, Worker
+from hetertrain.errors import HetertrainError
+from hetertrain.logging import silent_logger
+from hetertrain.task import Node, Task, load_task, read_tensors, write_tensors
+from hetertrain.transport import mqtt
+from hetertrain.transport.outbox import Outbox
+from hetertrain.wire import topics
+from hetertrain.wire.contents import JobTerms, unpack_update
+from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.frames import NodeState, VerdictMessage, unpack
+from hetertrain.wire.uplink import ModelReceived, Uplink
+from hetertrain_cloud.driver import VERSIONS_FILE, JobDriver, whole_lines
+from hetertrain_edge.driver import GatewayDriver
+from hetertrain_lab.invariants import (
+    Ledger,
+    ViolationError,
+    check_aggregator,
+    check_queue,
+    check_wait,
+)
+from hetertrain_lab.network import (
+    Clock,
+    LinkShape,
+    SimulatedCrashError,
+    VirtualBroker,
+    VirtualLink,
+)
+from hetertrain_lab.scenario import (
+    NodePlan,
+    Range,
+    Scenario,
+    Troubles,
+    plan_gateways,
+    plan_vehicles,
+)
+from hetertrain_vehicle.driver import VehicleDriver
+from hetertrain_vehicle.trainer import Trainer
+
+JOB = "simulated"
+CLOUD_SHAPE = LinkShape(rate_bits_per_second=1e12, latency_seconds=0.001)
+CALM_SECONDS = 120.0
+"""At the end all troubles stop for so long; then everything accepted must have been counted."""
+FUSE_PUBLICATIONS_MAX = 6
+ACTS_PER_SECOND_MAX = 20_000
+EVALUATION_SPACING = 0.02
+"""Evaluations are so far apart, as a share of the time since the start."""
+EVALUATION_SECONDS_MIN = 0.25
+EVALUATIONS_MEAN = 3
+"""A target is reached when the mean of so many evaluations has reached it."""
+_MILLISECONDS = 1_700_000_000_000
+"""The wall clock at virtual second 0."""
+
+
+class Learner(Protocol):
+    """What a simulated trainer trains; ``hetertrain_vehicle.trainer.Trainer`` is one."""
+
+    def load(self, vector: Vector, integers: Integers) -> None:
+        """Go on from another model."""
+
+    def reset_optimizer(self) -> None:
+        """Forget the optimiser's momentum."""
+
+    def step(self) -> float:
+        """Train one batch and return its loss."""
+
+    def vector(self) -> tuple[Vector, Integers]:
+        """Copy the local model."""
+
+
+class SyntheticLearner:
+    """Goes a part of the way to an optimum of its own at each step, with noise."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._optimum = self._rng.random(size, np.float32)
+        self._local = np.zeros(size, np.float32)
+
+    def load(self, vector: Vector, integers: Integers) -> None:
+        """Go on from another model."""
+        del integers
+        self._local = vector.copy()
+
+    def reset_optimizer(self) -> None:
+        """Keep nothing between steps."""
+
+    def step(self) -> float:
+        """Move."""
+        noise = self._rng.random(self._local.size, np.float32) - np.float32(0.5)
+        self._local += np.float32(0.05) * (self._optimum + noise - self._local)
+        return 0.0
+
+    def vector(self) -> tuple[Vector, Integers]:
+        """Copy the local vector."""
+        return self._local.copy(), np.empty(0, np.int64)
+
+
+@dataclass(slots=True)
+class SimulatedTrainer:
+    """Trains in virtual time: the work is done at once when its time is over."""
+
+    clock: Clock
+    learner: Learner
+    step_seconds: float
+    jitter: float
+    rng: random.Random
+    on_trained: Callable[[Trained], None]
+    on_steps: Callable[[int], None]
+    _order: TrainOrder | None = None
+    _began_at: float = 0.0
+    _each: float = 0.0
+    _generation: int = 0
+
+    def order(self, order: TrainOrder) -> None:
+        """Begin to train."""
+        self._order = order
+        self._began_at = self.clock.now
+        self._each = self.step_seconds * (1 + self.jitter * (2 * self.rng.random() - 1))
+        self._finish_after(order.steps)
+
+    def interrupt(self) -> None:
+        """Stop at the next step boundary."""
+        if self._order is not None:
+            begun = int((self.clock.now - self._began_at) / self._each) + 1
+            self._finish_after(min(begun, self._order.steps))
+
+    def stop(self) -> None:
+        """Die with the process."""
+        self._order = None
+        self._generation += 1
+
+    def _finish_after(self, steps: int) -> None:
+        self._generation += 1
+        generation = self._generation
+        at = self._began_at + steps * self._each
+        self.clock.at(at, lambda: self._finish(steps, generation))
+
+    def _finish(self, steps: int, generation: int) -> None:
+        order = self._order
+        if generation != self._generation or order is None:
+            return
+        self._order = None
+        if order.start is not None:
+            self.learner.load(*order.start)
+        if order.is_fresh:
+            self.learner.reset_optimizer()
+        for _ in range(steps):
+            self.learner.step()
+        self.on_steps(steps)
+        vector, integers = self.learner.vector()
+        self.on_trained(Trained(vector, integers, steps, steps * self._each))
+
+
+class Process:
+    """One simulated process: alive or not, with a directory that outlives it."""
+
+    def __init__(self, fleet: SimulatedFleet, name: str, shape: LinkShape, troubles: Troubles):
+        self.fleet, self.name, self.shape, self.troubles = fleet, name, shape, troubles
+        self.directory = fleet.directory / name
+        self.links: list[VirtualLink] = []
+        self.is_up = False
+        self.num_starts = 0
+        self._outages = 0
+        self._wake_at = float("inf")
+        self._life = 0
+        self._second, self._acts = 0, 0
+
+    def build(self) -> None:
+        """Make the driver and its links from what is on disk."""
+        raise NotImplementedError
+
+    def dismantle(self) -> None:
+        """Close the stores, so that the next life can open them."""
+        raise NotImplementedError
+
+    @property
+    def wakes_at(self) -> float:
+        """When the driver wants to be woken."""
+        raise NotImplementedError
+
+    def tick(self, now: float) -> None:
+        """Wake the driver."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start the process."""
+        self.is_up = True
+        self.num_starts += 1
+        self._life += 1
+        self._wake_at = float("inf")
+        self.act(self.build)
+        self.connect()
+
+    def connect(self) -> None:
+        """Connect what is not, if the process lives and its network is there."""
+        if self.is_up and not self._outages:
+            for link in self.links:
+                if not link.is_connected:
+                    link.connect()
+
+    def act(self, action: Callable[[], None]) -> None:
+        """Let the process do something; it may die of it."""
+        if not self.is_up:
+            return
+        try:
+            action()
+        except SimulatedCrashError:
+            self.crash()
+            return
+        self._sleep()
+        self.fleet.check(self)
+
+    def _sleep(self) -> None:
+        at = max(self.wakes_at, self.fleet.clock.now + 1e-6)
+        if at < self._wake_at:
+            self._wake_at = at
+            life = self._life
+            self.fleet.clock.at(at, lambda: self._wake(at, life))
+
+    def _wake(self, at: float, life: int) -> None:
+        if life == self._life and at == self._wake_at:
+            self._wake_at = float("inf")
+            self.act(lambda: self.tick(self.fleet.clock.now))
+
+    def check_rest(self) -> None:
+        """Check that the process does not wake again and again without time passing."""
+        second = int(self.fleet.clock.now)
+        if second != self._second:
+            self._second, self._acts = second, 0
+        self._acts += 1
+        if self._acts > ACTS_PER_SECOND_MAX:
+            raise ViolationError(f"{self.name} is busy: {self._acts} steps in one second")
+
+    def crash(self) -> None:
+        """Die at once; come back later, sometimes with an empty disk."""
+        if not self.is_up:
+            return
+        rng, fleet = self.fleet.rng, self.fleet
+        self.is_up = False
+        self._life += 1
+        for link in self.links:
+            link.disconnect("crash", is_abrupt=True)
+        self.dismantle()
+        fleet.num_crashes += 1
+        if rng.random() < self.troubles.disk_loss:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            fleet.num_disks_lost += 1
+            fleet.disk_lost(self.name)
+        fleet.clock.at(fleet.clock.now + _between(rng, self.troubles.restart_seconds), self.start)
+
+    def begin_troubles(self) -> None:
+        """Plan the first crash and the first outage."""
+        troubles, rng, clock = self.troubles, self.fleet.rng, self.fleet.clock
+        if troubles.crash_seconds is not None:
+            clock.at(clock.now + 2 * troubles.crash_seconds * rng.random(), self._meet_crash)
+        if troubles.outage_share:
+            clock.at(clock.now + rng.random() * self._up_seconds(), self._meet_outage)
+
+    def _up_seconds(self) -> float:
+        share = self.troubles.outage_share
+        mean = sum(self.troubles.outage_seconds) / 2
+        return 2 * mean * (1 - share) / max(share, 1e-9) * self.fleet.rng.random()
+
+    def _meet_crash(self) -> None:
+        assert self.troubles.crash_seconds is not None
+        fleet = self.fleet
+        if fleet.is_calm:
+            return
+        if self.is_up and self.links:
+            if fleet.rng.random() < 0.5:  # half of all crashes in mid-step
+                self.links[0].fuse = fleet.rng.randrange(FUSE_PUBLICATIONS_MAX)
+            else:
+                self.crash()
+        after = 2 * self.troubles.crash_seconds * fleet.rng.random()
+        fleet.clock.at(fleet.clock.now + after, self._meet_crash)
+
+    def _meet_outage(self) -> None:
+        fleet = self.fleet
+        if fleet.is_calm:
+            return
+        self._outages += 1
+        for link in self.links:
+            link.disconnect("outage")
+        after = _between(fleet.rng, self.troubles.outage_seconds)
+        fleet.clock.at(fleet.clock.now + after, self._end_outage)
+
+    def _end_outage(self) -> None:
+        fleet = self.fleet
+        self._outages -= 1
+        self.connect()
+        fleet.clock.at(fleet.clock.now + self._up_seconds(), self._meet_outage)
+
+    def listener(self, take: Callable[[mqtt.Event, float], None]) -> Callable[[mqtt.Event], None]:
+        """Return what a link calls with events for the present life of the process."""
+        life = self._life
+
+        def listen(event: mqtt.Event) -> None:
+            if life == self._life:
+                self.act(lambda: take(event, self.fleet.clock.now))
+
+        return listen
+
+
+class CloudProcess(Process):
+    """The job's aggregator."""
+
+    driver: JobDriver
+
+    def build(self) -> None:
+        """Recover the job from its directory."""
+        fleet = self.fleet
+        downlink = Downlink(
+            JOB, topics.CLOUD_CELL, fleet.tiers, heartbeat_seconds=fleet.scenario.heartbeat_seconds
+        )
+        link = VirtualLink(
+            fleet.broker,
+            self.name,
+            downlink.subscriptions,
+            self.listener(lambda event, now: self.driver.take(event, now)),
+            self.shape,
+        )
+        self.links = [link]
+        self.driver = JobDriver(
+            downlink=downlink,
+            layout=fleet.layout,
+            initial=fleet.initial,
+            policy=fleet.policy,
+            weights=fleet.weights,
+            directory=self.directory,
+            link=link,
+            on_version=fleet.version_made,
+            log=fleet.log,
+        )
+        fleet.cloud_recovered(self.driver.machine)
+        self.driver.start(fleet.clock.now)
+
+    def dismantle(self) -> None:
+        """Close the journal."""
+        self.driver.close()
+
+    @property
+    def wakes_at(self) -> float:
+        """When the driver wants to be woken."""
+        return self.driver.wakes_at
+
+    def tick(self, now: float) -> None:
+        """Wake the driver."""
+        self.driver.tick(now)
+
+
+class GatewayProcess(Process):
+    """An edge gateway."""
+
+    driver: GatewayDriver
+
+    def __init__(self, fleet: SimulatedFleet, plan: NodePlan) -> None:
+        super().__init__(fleet, plan.name, plan.shape, plan.troubles)
+        self._tier = fleet.tiers[plan.tier]
+
+    def build(self) -> None:
+        """Recover the gateway from its directory."""
+        fleet, now = self.fleet, self.fleet.clock.now
+        state = NodeState(
+            node=self.name,
+            job=JOB,
+            cell=topics.CLOUD_CELL,
+            tier=self._tier.name,
+            role="edge",
+            is_online=True,
+            active=0,
+        )
+        beat = fleet.scenario.heartbeat_seconds
+        uplink = Uplink(state, self._tier, heartbeat_seconds=beat)
+        downlink = Downlink(JOB, self.name, fleet.tiers, heartbeat_seconds=beat)
+        north = VirtualLink(
+            fleet.broker,
+            self.name,
+            uplink.subscriptions,
+            self.listener(lambda event, now: self.driver.take("north", event, now)),
+            self.shape,
+            uplink.will,
+        )
+        south = VirtualLink(
+            fleet.broker,
+            f"{self.name}-south",
+            downlink.subscriptions,
+            self.listener(lambda event, now: self.driver.take("south", event, now)),
+            CLOUD_SHAPE,
+        )
+        self.links = [north, south]
+        self.driver = GatewayDriver(
+            uplink=uplink,
+            downlink=downlink,
+            directory=self.directory,
+            first_seq=fleet.wall_milliseconds(),
+            north=north,
+            south=south,
+            log=fleet.log,
+        )
+        self.driver.recover(now)
+
+    def dismantle(self) -> None:
+        """Close the stores."""
+        self.driver.close()
+
+    @property
+    def wakes_at(self) -> float:
+        """When the driver wants to be woken."""
+        return self.driver.wakes_at
+
+    def tick(self, now: float) -> None:
+        """Wake the driver."""
+        self.driver.tick(now)
+
+
+class WatchedOutbox(Outbox):
+    """An outbox whose updates the ledger hears of."""
+
+    def __init__(self, path: Path, fleet: SimulatedFleet) -> None:
+        super().__init__(path, fleet.wall_milliseconds())
+        self._fleet = fleet
+
+    def put(self, seq: int, content: bytes) -> None:
+        """Make a content durable, and note it."""
+        super().put(seq, content)
+        self._fleet.update_stored(content)
+
+
+class VehicleProcess(Process):
+    """A vehicle: its driver, and its trainer."""
+
+    driver: VehicleDriver
+    outbox: WatchedOutbox
+    trainer: SimulatedTrainer
+
+    def __init__(self, fleet: SimulatedFleet, plan: NodePlan, index: int) -> None:
+        super().__init__(fleet, plan.name, plan.shape, plan.troubles)
+        self.cell = plan.cell
+        self._plan = plan
+        self._index = index
+        self._tier = fleet.tiers[plan.tier]
+
+    def build(self) -> None:
+        """Recover the vehicle from its directory."""
+        fleet, plan = self.fleet, self._plan
+        self.outbox = WatchedOutbox(self.directory / "outbox.db", fleet)
+        worker = Worker(
+            node=self.name,
+            policy=fleet.policy,
+            tier=self._tier,
+            examples=fleet.examples(self._index),
+            layout=fleet.layout.digest,
+            next_seq=self.outbox.next_seq,
+        )
+        state = NodeState(
+            node=self.name,
+            job=JOB,
+            cell=plan.cell,
+            tier=self._tier.name,
+            role="vehicle",
+            is_online=True,
+        )
+        uplink = Uplink(
+            state,
+            self._tier,
+            fleet.layout.digest,
+            heartbeat_seconds=fleet.scenario.heartbeat_seconds,
+        )
+        link = VirtualLink(
+            fleet.broker,
+            self.name,
+            uplink.subscriptions,
+            self.listener(lambda event, now: self.driver.take(event, now)),
+            self.shape,
+            uplink.will,
+        )
+        self.links = [link]
+        self.trainer = SimulatedTrainer(
+            fleet.clock,
+            fleet.learner(self._index, self.num_starts),
+            plan.step_seconds,
+            plan.step_jitter,
+            fleet.rng,
+            self._trained,
+            fleet.stepped,
+        )
+        self.driver = VehicleDriver(worker, uplink, self.outbox, link, self.trainer, fleet.log)
+        self.driver.recover(fleet.clock.now)
+        if self.num_starts == 1 and fleet.scenario.installed:
+            self.driver.hold(fleet.installed, fleet.clock.now)
+
+    def _trained(self, event: Trained) -> None:
+        self.act(lambda: self.driver.trained(event, self.fleet.clock.now))
+
+    def dismantle(self) -> None:
+        """Stop the trainer and close the outbox."""
+        self.trainer.stop()
+        self.outbox.close()
+
+    @property
+    def wakes_at(self) -> float:
+        """When the driver wants to be woken."""
+        return self.driver.wakes_at
+
+    def tick(self, now: float) -> None:
+        """Wake the driver."""
+        self.driver.tick(now)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The metrics of a version, and when it was made."""
+
+    seconds: float
+    version: int
+    metrics: dict[str, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What a simulation came to."""
+
+    scenario: str
+    policy: str
+    seed: int
+    seconds: float
+    versions: int
+    steps: int
+    updates: int
+    bytes_up: int
+    bytes_down: int
+    crashes: int
+    disks_lost: int
+    frames: int
+    refused: dict[str, int]
+    lags: dict[int, int]
+    model_digest: str
+    event_digest: str
+    reached_at: float | None
+    """When the target was reached; None: never, or there is none."""
+    evaluations: list[Evaluation]
+
+    def metric(self) -> str | None:
+        """Name the headline metric."""
+        return next(iter(self.evaluations[-1].metrics)) if self.evaluations else None
+
+
+class SimulatedFleet:
+    """All processes of a scenario, in one virtual world."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        directory: Path,
+        *,
+        is_checked: bool = True,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Prepare; ``is_checked``: hold the ledger, which costs as much again as the aggregator."""
+        self.scenario, self.seed, self.directory = scenario, seed, directory
+        self.clock = Clock()
+        self.rng = random.Random(f"{scenario.name} {seed}")  # noqa: S311  # replayed, not secret
+        self.log = silent_logger()
+        self.is_calm = False
+        self.num_crashes = 0
+        self.num_disks_lost = 0
+        self.num_steps = 0
+        self.evaluations: list[Evaluation] = []
+        self._evaluate_at = 0.0
+        self._on_progress = on_progress
+        self._is_checked = is_checked
+        self._open_since: float | None = None
+        self.policy, self.weights = scenario.policies()
+        plans = plan_vehicles(scenario, topics.CLOUD_CELL)
+        self._prepare_model(len(plans))
+        scale = 1.0
+        if scenario.message_bytes is not None:
+            scale = scenario.message_bytes / (4 * self.layout.size)
+        self.tiers = scenario.tiers(scale)
+        self.broker = VirtualBroker(self.clock, self.rng, scale, self._delivered)
+        self.ledger = Ledger(self.policy, self.weights, self.initial)
+        terms = JobTerms(self.layout.digest, self.policy, self.weights, {0: Statistics()})
+        self.installed = ModelReceived(0, self.initial.vector, self.initial.integers, None, terms)
+        self.cloud = CloudProcess(self, topics.CLOUD_CELL, CLOUD_SHAPE, scenario.cloud)
+        self.gateways = [GatewayProcess(self, plan) for plan in plan_gateways(scenario)]
+        self.vehicles = [VehicleProcess(self, plan, i) for i, plan in enumerate(plans)]
+        self._joins = [plan.joins_within_seconds for plan in plans]
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """All processes."""
+        return (self.cloud, *self.gateways, *self.vehicles)
+
+    def _prepare_model(self, num_vehicles: int) -> None:
+        """Lay out the model, and make version 0."""
+        learning = self.scenario.learning
+        self._task: Task | None = None
+        self._nodes = [
+            Node(
+                id=f"vehicle-{i:03d}",
+                labels={"index": str(i), "of": str(num_vehicles)} | learning.labels,
+                seed=self.seed * 1000 + i,
+            )
+            for i in range(num_vehicles)
+        ]
+        if learning.task is None:
+            tensors: dict[str, NDArray[np.generic]] = {
+                "x": np.zeros(learning.parameters, np.float32)
+            }
+            self.layout = ParameterLayout.of(tensors, {"x"})
+        else:
+            torch.set_num_threads(1)
+            torch.manual_seed(self.seed)
+            self._task = load_task(learning.task)
+            self._model = self._task.model()
+            tensors = read_tensors(self._model)
+            names = {name for name, _ in self._model.named_parameters()}
+            self.layout = ParameterLayout.of(tensors, names, self._task.local)
+        self.initial = Checkpoint(0, *self.layout.flatten(tensors))
+
+    def learner(self, index: int, life: int) -> Learner:
+        """Build what a vehicle trains, in its so-many-th life."""
+        seed = (self.seed * 1000 + index) * 1000 + life
+        if self._task is None:
+            return SyntheticLearner(self.layout.size, seed)
+        node = replace(self._nodes[index], seed=seed)
+        return Trainer(self._task, node, learning_rate=self.scenario.learning.learning_rate)
+
+    def examples(self, index: int) -> int:
+        """Count the examples that a vehicle holds."""
+        return 100 if self._task is None else self._task.examples(self._nodes[index])
+
+    def wall_milliseconds(self) -> int:
+        """Return the wall clock."""
+        return _MILLISECONDS + int(self.clock.now * 1000)
+
+    def stepped(self, steps: int) -> None:
+        """Count local steps."""
+        self.num_steps += steps
+
+    def version_made(self, release: Release, _elapsed: float) -> None:
+        """Check a version against its serial repetition, and measure it if it is time."""
+        checkpoint = release.checkpoint
+        if release.contributions:
+            self._open_since = None
+            if self._is_checked:
+                keys = [(item.node, item.seq) for item in release.contributions]
+                self.ledger.version_made(checkpoint.version, checkpoint.digest(), keys)
+        if self._task is not None and self.clock.now >= self._evaluate_at:
+            self._evaluate(checkpoint)
+
+    def _evaluate(self, checkpoint: Checkpoint) -> None:
+        assert self._task is not None, "only a task can be measured"
+        now = self.clock.now
+        self._evaluate_at = now + max(EVALUATION_SECONDS_MIN, EVALUATION_SPACING * now)
+        write_tensors(self._model, self.layout.unflatten(checkpoint.vector, checkpoint.integers))
+        metrics = self._task.evaluate(self._model, None)
+        self.evaluations.append(Evaluation(now, checkpoint.version, metrics))
+
+    def update_stored(self, content: bytes) -> None:
+        """Note an update that entered its outbox."""
+        if self._is_checked:
+            update = unpack_update(content)
+            self.ledger.stored[update.node, update.seq] = update
+
+    def cloud_recovered(self, machine: Aggregator) -> None:
+        """Let the ledger catch up with versions made in the moment of a crash."""
+        self._open_since = None
+        if not self._is_checked:
+            return
+        history = self.directory / topics.CLOUD_CELL / VERSIONS_FILE
+        for line in whole_lines(history):
+            row = json.loads(line)
+            if row["version"] > self.ledger.checkpoint.version:
+                keys = [(item[0], item[1]) for item in row["contributions"]]
+                self.ledger.version_made(row["version"], row["digest"], keys)
+        if machine.checkpoint.digest() != self.ledger.checkpoint.digest():
+            raise ViolationError(f"version {machine.checkpoint.version} came back otherwise")
+
+    def disk_lost(self, name: str) -> None:
+        """What only that disk knew may be lost, and nothing else."""
+        if name == topics.CLOUD_CELL:
+            self.ledger.restart()
+        for vehicle in self.vehicles:
+            if vehicle.cell == name:
+                mine = {key for key in self.ledger.stored if key[0] == vehicle.name}
+                self.ledger.forgiven |= mine
+
+    def _delivered(self, client_id: str, topic: str, frame: bytes) -> None:
+        """Note acknowledgements as they reach their vehicles."""
+        if not self._is_checked or not topic.endswith("/in"):
+            return
+        message, _ = unpack(frame)
+        if isinstance(message, VerdictMessage) and client_id.startswith("vehicle"):
+            key = (message.node, message.seq)
+            if message.outcome in (Outcome.MERGED, Outcome.DUPLICATE):
+                self.ledger.acknowledged.setdefault(key, self.clock.now)
+
+    def check(self, process: Process) -> None:
+        """Check what must hold after each step of a process."""
+        if not self._is_checked:
+            return
+        now = self.clock.now
+        check_wait(process.name, process.wakes_at, now)
+        process.check_rest()
+        for link in process.links:
+            check_queue(link.client_id, link.num_queued)
+        if process is self.cloud:
+            machine = self.cloud.driver.machine
+            if not machine.open.contributions:
+                self._open_since = None
+            elif self._open_since is None:
+                self._open_since = now
+            check_aggregator(machine, self._open_since, now, has_gateways=bool(self.gateways))
+
+    def run(self) -> Result:
+        """Run to the end of the scenario.
+
+        Raises:
+            ViolationError: a promise was broken; the message says which and when.
+        """
+        self.cloud.start()
+        for gateway in self.gateways:
+            gateway.start()
+        for vehicle, within in zip(self.vehicles, self._joins, strict=True):
+            self.clock.at(self.rng.random() * within, vehicle.start)
+        for process in self.processes:
+            process.begin_troubles()
+        self._trouble_broker()
+        reached_at = self._train()
+        if self._is_checked:
+            self._calm_down()
+        for process in self.processes:
+            if process.is_up:
+                process.dismantle()
+        return self._result(reached_at)
+
+    def _trouble_broker(self) -> None:
+        troubles, rng = self.scenario.broker, self.rng
+        if troubles.crash_seconds is None:
+            return
+        mean = troubles.crash_seconds
+
+        def crash() -> None:
+            if self.is_calm:
+                return
+            self.broker.restart(loses_sessions=rng.random() < troubles.disk_loss)
+            for process in self.processes:
+                after = _between(rng, troubles.restart_seconds)
+                self.clock.at(self.clock.now + after, process.connect)
+            self.clock.at(self.clock.now + 2 * mean * rng.random(), crash)
+
+        self.clock.at(2 * mean * rng.random(), crash)
+
+    def _train(self) -> float | None:
+        scenario = self.scenario
+        reached_at: float | None = None
+        num_seen = 0
+        told = 0.0
+        while self.clock.now < scenario.seconds:
+            if not self._step(scenario.seconds):
+                break
+            if self._on_progress is not None and self.clock.now >= told:
+                told = self.clock.now + scenario.seconds / 200
+                self._on_progress(self.clock.now)
+            if len(self.evaluations) != num_seen:
+                num_seen = len(self.evaluations)
+                if reached_at is None and self._has_reached():
+                    reached_at = self.clock.now
+                    if scenario.steps is None:
+                        break
+            if scenario.steps is not None and self.num_steps >= scenario.steps:
+                break
+        if self._task is not None and self.cloud.is_up:
+            self._evaluate(self.cloud.driver.machine.checkpoint)
+        return reached_at
+
+    def _step(self, until: float) -> bool:
+        try:
+            return self.clock.step(until)
+        except ViolationError:
+            raise
+        except (AssertionError, HetertrainError, ArithmeticError, LookupError, ValueError) as error:
+            raise ViolationError(f"{type(error).__name__}: {error}") from error
+
+    def _has_reached(self) -> bool:
+        target = self.scenario.learning.target
+        if target is None or len(self.evaluations) < EVALUATIONS_MEAN:
+            return False
+        last = self.evaluations[-EVALUATIONS_MEAN:]
+        mean = sum(next(iter(e.metrics.values())) for e in last) / EVALUATIONS_MEAN
+        return mean >= target
+
+    def _calm_down(self) -> None:
+        """End all troubles; then all that was accepted must be counted, and training go on."""
+        calm_at = self.clock.now
+        self.is_calm = self.broker.is_calm = True
+        calm_seconds = max(CALM_SECONDS, 4 * self.policy.cut_seconds)
+        while self._step(calm_at + calm_seconds):
+            pass
+        machine = self.cloud.driver.machine
+        kept = set(machine.open.contributions)
+        lost = self.ledger.lost(kept, calm_at)
+        if lost:
+            raise ViolationError(
+                f"update {lost[0]} was acknowledged and is lost ({len(lost)} in all)"
+            )
+        idle = [v.name for v in self.vehicles if v.driver.worker.state is State.JOINING]
+        if idle:
+            raise ViolationError(
+                f"{idle[0]} still waits for a model after {calm_seconds:g} calm seconds"
+            )
+        if self.vehicles and not self.ledger.counted:
+            raise ViolationError("nothing was merged at all")
+
+    def _result(self, reached_at: float | None) -> Result:
+        machine = self.cloud.driver.machine
+        lags: Counter[int] = self.cloud.driver.updates_by_lag
+        return Result(
+            scenario=self.scenario.name,
+            policy=self.scenario.policy,
+            seed=self.seed,
+            seconds=self.clock.now,
+            versions=machine.checkpoint.version,
+            steps=self.num_steps,
+            updates=sum(lags.values()),
+            bytes_up=sum(link.bytes_up for v in self.vehicles for link in v.links),
+            bytes_down=sum(link.bytes_down for v in self.vehicles for link in v.links),
+            crashes=self.num_crashes,
+            disks_lost=self.num_disks_lost,
+            frames=self.broker.num_frames,
+            refused=dict(sorted(self.cloud.driver.cell.refused.items())),
+            lags=dict(sorted(lags.items())),
+            model_digest=machine.checkpoint.digest(),
+            event_digest=self.broker.digest(),
+            reached_at=reached_at,
+            evaluations=self.evaluations,
+        )
+
+
+def _between(rng: random.Random, bounds: Range) -> float:
+    least, most = bounds
+    return least + (most - least) * rng.random()
+
+
+def simulate(
+    scenario: Scenario,
+    seed: int,
+    *,
+    is_checked: bool = True,
+    on_progress: Callable[[float], None] | None = None,
+) -> Result:
+    """Run a scenario with a seed, its state in memory where the machine has a file system there.
+
+    Raises:
+        ViolationError: a promise was broken.
+        SettingsError, TaskError: the scenario or its task cannot be used.
+    """
+    memory = Path("/dev/shm")  # noqa: S108  # only to be fast; the default is used where it is not
+    parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="hetertrain-simulation-", dir=parent) as directory:
+        fleet = SimulatedFleet(
+            scenario, seed, Path(directory), is_checked=is_checked, on_progress=on_progress
+        )
+        return fleet.run()
