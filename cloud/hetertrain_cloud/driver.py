@@ -60,12 +60,14 @@ class JobDriver:
         initial: Checkpoint,
         policy: SyncPolicy,
         weights: WeightPolicy,
+        lineage: str,
         directory: Path,
         link: Link,
         on_version: Callable[[Release, float], None],
         log: FilteringBoundLogger,
     ) -> None:
-        """Take up the job where its state in ``directory`` stands, else with ``initial``.
+        """Take up the job where its state in ``directory`` stands, else with ``initial`` as version
+        0 of a new ``lineage``, a name that no run of this job ever had.
 
         ``on_version`` hears of the first version and each new one, and how many seconds after the
         first node it came.
@@ -84,17 +86,19 @@ class JobDriver:
         self._store = CheckpointStore(directory / "checkpoints", layout)
         self._inbox = Inbox(directory / "inbox.db")
         self.cell = Cell(downlink, link, self._take_cell, log)
-        self.machine = self._recover(initial, policy, weights)
+        self.machine = self._recover(initial, policy, weights, lineage)
         self._saved_version = self.machine.checkpoint.version
 
     def _recover(
-        self, initial: Checkpoint, policy: SyncPolicy, weights: WeightPolicy
+        self, initial: Checkpoint, policy: SyncPolicy, weights: WeightPolicy, lineage: str
     ) -> Aggregator:
         """Build the machine from the newest checkpoint and the journal."""
         stored = self._store.load()
         layout = self._layout
+        if stored is not None:
+            lineage = stored.snapshot.get("lineage", "")
         machine = Aggregator(
-            Gate(layout.digest, layout.size, layout.integer_size, policy.max_lag),
+            Gate(layout.digest, layout.size, layout.integer_size, policy.max_lag, lineage),
             policy,
             weights,
             initial if stored is None else stored.checkpoint,
@@ -182,7 +186,11 @@ class JobDriver:
     def _terms(self) -> JobTerms:
         machine = self.machine
         return JobTerms(
-            self._layout.digest, machine.policy, machine.weights, dict(machine.statistics)
+            self._layout.digest,
+            machine.policy,
+            machine.weights,
+            dict(machine.statistics),
+            machine.gate.lineage,
         )
 
     def _elapsed_seconds(self, now: float) -> float:
@@ -256,8 +264,8 @@ def _write_record(record: Record) -> bytes:
             return _CUT
         case UpdateArrived(update):
             return pack_update(update)
-        case PartialArrived(node, seq, sync, partial):
-            return pack_partial(node, seq, sync, partial)
+        case PartialArrived(node, seq, sync, partial, lineage):
+            return pack_partial(node, seq, sync, partial, lineage)
 
 
 def _read_record(content: bytes, version: int) -> Record:

@@ -6,6 +6,7 @@ One thread takes events from one mailbox.
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,7 @@ class AggregatorService:
             initial=Checkpoint(0, *self._layout.flatten(tensors)),
             policy=settings.sync_policy(),
             weights=settings.weight_policy(),
+            lineage=secrets.token_hex(4),
             directory=settings.directory,
             link=self._connection,
             on_version=lambda release, elapsed: self._evaluator.offer(release.checkpoint, elapsed),

@@ -115,7 +115,7 @@ class GatewayDriver:
     def _build_combiner(self, head: ModelContent) -> Combiner:
         terms = model_terms(head)
         policy = terms.policy
-        gate = Gate(head.layout, head.size, len(head.integers), policy.max_lag)
+        gate = Gate(head.layout, head.size, len(head.integers), policy.max_lag, head.lineage)
         combiner = Combiner(gate, policy, terms.weights, head.version, dict(terms.statistics))
         for state in self.cell.downlink.nodes.values():
             combiner.members.seen(state.node, state.active)
@@ -201,7 +201,9 @@ class GatewayDriver:
         self._inbox.note("model", base64.b64encode(pack(head)).decode())
         if self._combiner is None:
             self._combiner = self._build_combiner(head)
-        self._step(VersionAnnounced(model.version, model.terms.statistics, model.sync), now)
+        terms = model.terms
+        announced = VersionAnnounced(model.version, terms.statistics, model.sync, terms.lineage)
+        self._step(announced, now)
         checkpoint = Checkpoint(model.version, model.vector, model.integers)
         self.cell.release(checkpoint, model.sync, model.terms, now)
 
@@ -232,7 +234,9 @@ class GatewayDriver:
     def _store(self, forward: Forward) -> tuple[int, bytes]:
         """Put a partial into the outbox; its updates stay in the inbox until the cloud has it."""
         seq = self._outbox.next_seq
-        content = pack_partial(self._node, seq, forward.sync, forward.partial)
+        assert self._combiner is not None, "the combiner made the partial"
+        lineage = self._combiner.gate.lineage
+        content = pack_partial(self._node, seq, forward.sync, forward.partial, lineage)
         self._inbox.remark(_OPEN, seq)
         self._outbox.put(seq, content)
         self.num_partials += 1

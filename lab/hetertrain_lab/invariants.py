@@ -35,6 +35,8 @@ class Ledger:
     policy: SyncPolicy
     weights: WeightPolicy
     initial: Checkpoint
+    may_restart: bool
+    """The cloud may lose its disk, and count again what it counted before."""
     stored: dict[Key, Update] = field(default_factory=dict)
     acknowledged: dict[Key, float] = field(default_factory=dict)
     counted: set[Key] = field(default_factory=set)
@@ -66,7 +68,7 @@ class Ledger:
             if key not in self.stored:
                 raise ViolationError(f"update {key} of version {version} was never made")
             self.counted.add(key)
-            update = self.stored.pop(key)
+            update = self.stored[key] if self.may_restart else self.stored.pop(key)
             delta = codec.parse(update.payload, self.initial.vector.size)
             statistics = self.statistics.get(update.base_version, Statistics())
             partial.add(update, delta, self.weights, statistics)

@@ -356,6 +356,7 @@ class CloudProcess(Process):
             initial=fleet.initial,
             policy=fleet.policy,
             weights=fleet.weights,
+            lineage=fleet.lineage(),
             directory=self.directory,
             link=link,
             on_version=fleet.version_made,
@@ -601,6 +602,7 @@ class SimulatedFleet:
         self._on_progress = on_progress
         self._is_checked = is_checked
         self._open_since: float | None = None
+        self._is_orphaned = False
         self.policy, self.weights = scenario.policies()
         plans = plan_vehicles(scenario, topics.CLOUD_CELL)
         self._prepare_model(len(plans))
@@ -608,9 +610,18 @@ class SimulatedFleet:
         if scenario.message_bytes is not None:
             scale = scenario.message_bytes / (4 * self.layout.size)
         self.tiers = scenario.tiers(scale)
-        self.broker = VirtualBroker(self.clock, self.rng, scale, self._delivered)
-        self.ledger = Ledger(self.policy, self.weights, self.initial)
-        terms = JobTerms(self.layout.digest, self.policy, self.weights, {0: Statistics()})
+        self.broker = VirtualBroker(
+            self.clock, self.rng, scale, self._delivered if is_checked else None
+        )
+        may_restart = scenario.cloud.disk_loss > 0
+        self.ledger = Ledger(self.policy, self.weights, self.initial, may_restart)
+        terms = JobTerms(
+            self.layout.digest,
+            self.policy,
+            self.weights,
+            {0: Statistics()},
+            self.lineage(),
+        )
         self.installed = ModelReceived(0, self.initial.vector, self.initial.integers, None, terms)
         self.cloud = CloudProcess(self, topics.CLOUD_CELL, CLOUD_SHAPE, scenario.cloud)
         self.gateways = [GatewayProcess(self, plan) for plan in plan_gateways(scenario)]
@@ -660,6 +671,10 @@ class SimulatedFleet:
     def examples(self, index: int) -> int:
         """Count the examples that a vehicle holds."""
         return 100 if self._task is None else self._task.examples(self._nodes[index])
+
+    def lineage(self) -> str:
+        """Name the run that the cloud would begin now: each lost disk makes another."""
+        return f"{self.seed:x}-{self.num_disks_lost:x}"
 
     def wall_milliseconds(self) -> int:
         """Return the wall clock."""
@@ -712,6 +727,8 @@ class SimulatedFleet:
         """What only that disk knew may be lost, and nothing else."""
         if name == topics.CLOUD_CELL:
             self.ledger.restart()
+            # What gateways have accepted on versions that no longer exist has no model to go to.
+            self._is_orphaned = bool(self.gateways)
         for vehicle in self.vehicles:
             if vehicle.cell == name:
                 mine = {key for key in self.ledger.stored if key[0] == vehicle.name}
@@ -719,7 +736,7 @@ class SimulatedFleet:
 
     def _delivered(self, client_id: str, topic: str, frame: bytes) -> None:
         """Note acknowledgements as they reach their vehicles."""
-        if not self._is_checked or not topic.endswith("/in"):
+        if not topic.endswith("/in"):
             return
         message, _ = unpack(frame)
         if isinstance(message, VerdictMessage) and client_id.startswith("vehicle"):
@@ -832,7 +849,7 @@ class SimulatedFleet:
         machine = self.cloud.driver.machine
         kept = set(machine.open.contributions)
         lost = self.ledger.lost(kept, calm_at)
-        if lost:
+        if lost and not self._is_orphaned:
             raise ViolationError(
                 f"update {lost[0]} was acknowledged and is lost ({len(lost)} in all)"
             )

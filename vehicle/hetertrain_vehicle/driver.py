@@ -161,7 +161,8 @@ class VehicleDriver:
         match event:
             case ModelReceived(version, vector, integers, sync, terms):
                 self.worker.policy = terms.policy
-                self._step(ModelArrived(version, vector, integers, sync), now)
+                model = ModelArrived(version, vector, integers, sync, terms.lineage)
+                self._step(model, now)
             case SyncAnnounced(sync, deadline_seconds):
                 self._step(SyncNotice(sync, deadline_seconds), now)
             case Settled(verdict, content):

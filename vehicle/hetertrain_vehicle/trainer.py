@@ -77,7 +77,8 @@ class Trainer:
             TrainError: the loss is not finite.
         """
         started = time.monotonic()
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         self._optimizer.zero_grad(set_to_none=True)
         loss = self.task.loss(self.model, next(self._batches))
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -63,6 +63,7 @@ class PartialArrived:
     seq: int
     sync: int | None
     partial: Partial
+    lineage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +206,7 @@ class Aggregator:
             case UpdateArrived(update):
                 verdict = self._accept_update(update)
                 node, sync = update.node, update.sync
-            case PartialArrived(node, _, sync, _):
+            case PartialArrived(node, _, sync, _, _):
                 verdict = self._accept_partial(event)
         self.members.flush(node, sync)
         return verdict
@@ -224,6 +225,9 @@ class Aggregator:
         node, seq, partial = event.node, event.seq, event.partial
         if (node, seq) in self.seen:
             return Verdict(node, seq, Outcome.DUPLICATE)
+        if event.lineage != self.gate.lineage:
+            reason = f"bases {event.lineage} are not of this run, {self.gate.lineage}"
+            return Verdict(node, seq, Outcome.REJECTED, reason)
         refusal = self._refuse_partial(partial)
         if refusal:
             return Verdict(node, seq, Outcome.QUARANTINED, refusal)
@@ -344,6 +348,7 @@ class Aggregator:
             "mean_discount": self.mean_discount,
             "seen": self.seen.to_plain(),
             "last_sync": self.last_sync,
+            "lineage": self.gate.lineage,
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ cloud, exactly once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetertrain import codec
 from hetertrain.core.aggregator import (
@@ -47,6 +47,7 @@ class VersionAnnounced:
     version: int
     statistics: Mapping[int, Statistics]
     sync: int | None
+    lineage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ class Combiner:
     members: Members = field(default_factory=Members)
     open: Partial = field(default_factory=Partial)
     is_in_flight: bool = False
+    num_orphaned: int = 0
+    """Accepted updates of a lineage that ended before they reached the cloud."""
     _first_at: float | None = None
     _sync_closes_at: float | None = None
 
@@ -148,6 +151,9 @@ class Combiner:
         for update in updates:
             if (update.node, update.seq) in self.open.contributions:
                 continue
+            if update.lineage != self.gate.lineage:
+                self.num_orphaned += 1
+                continue
             delta = codec.parse(update.payload, self.gate.size)
             statistics = self.statistics.get(update.base_version, Statistics())
             self.open.add(update, delta, self.weights, statistics)
@@ -169,6 +175,12 @@ class Combiner:
         return verdict
 
     def _learn(self, event: VersionAnnounced) -> None:
+        if event.lineage != self.gate.lineage:
+            # The models that the open updates started from no longer exist anywhere.
+            self.gate = replace(self.gate, lineage=event.lineage)
+            self.num_orphaned += len(self.open.contributions)
+            self.open, self._first_at = Partial(), None
+            self.statistics = {}
         self.version = event.version
         # Updates may be collected again after a refusal, so their statistics outlive the gate's
         # need of them.

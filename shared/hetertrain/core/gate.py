@@ -89,12 +89,15 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Admits updates of one layout."""
+    """Admits updates of one layout and one lineage."""
 
     layout: str
     size: int
     integer_size: int
     max_lag: int
+    lineage: str = ""
+    """Names the run of versions: a job that starts anew, or from an older version, begins another
+    one, in which the same numbers mean other models."""
 
     def examine(
         self,
@@ -127,6 +130,8 @@ class Gate:
             return Outcome.DUPLICATE, ""
         if update.layout != self.layout or len(update.integers) != self.integer_size:
             return Outcome.REJECTED, f"layout {update.layout} is not the job's {self.layout}"
+        if update.lineage != self.lineage:
+            return Outcome.REJECTED, f"base {update.lineage} is not of this run, {self.lineage}"
         if not 0 < update.examples <= EXAMPLES_MAX or not 0 < update.steps <= STEPS_MAX:
             return Outcome.QUARANTINED, "examples and steps must be positive and plausible"
         if update.base_version > version:

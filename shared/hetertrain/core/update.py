@@ -41,6 +41,8 @@ class Update:
     steps: int
     layout: str
     """Digest of the parameter layout that the delta is of."""
+    lineage: str = ""
+    """The run of versions that ``base_version`` counts in."""
     sync: int | None = None
     """The synchronisation that this update flushes for, if any."""
     integers: tuple[int, ...] = ()

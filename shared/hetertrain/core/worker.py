@@ -56,6 +56,7 @@ class ModelArrived:
     integers: Integers
     sync: int | None
     """The synchronisation that this model ends."""
+    lineage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class Worker:
     """An update waits for its verdict; progress gathers in ``local - reference`` meanwhile."""
     state: State = State.JOINING
     version: int = -1
+    lineage: str = ""
     num_updates: int = 0
     num_steps: int = 0
     _reference: Vector = field(default_factory=lambda: np.empty(0, np.float32))
@@ -214,7 +216,7 @@ class Worker:
         self._reference = model.vector
         is_first = self._integers.shape != model.integers.shape
         self._integers = model.integers if is_first else np.maximum(model.integers, self._integers)
-        self.version = model.version
+        self.version, self.lineage = model.version, model.lineage
         self._must_restart = True
         self._is_fresh = self._is_fresh or model.sync is not None
         if self.state is State.JOINING or (self.state is State.HOLDING and ends_hold):
@@ -252,6 +254,7 @@ class Worker:
             examples=self.examples,
             steps=self._steps_unsent,
             layout=self.layout,
+            lineage=self.lineage,
             sync=sync,
             integers=tuple(int(value) for value in self._integers),
             payload=encoded.payload,

@@ -34,6 +34,7 @@ class JobTerms:
     policy: SyncPolicy
     weights: WeightPolicy
     statistics: dict[int, Statistics]
+    lineage: str = ""
 
 
 def unpack_as(message_class: type[M], frame: bytes | memoryview) -> tuple[M, memoryview]:
@@ -59,6 +60,7 @@ def pack_update(update: Update) -> bytes:
         examples=update.examples,
         steps=update.steps,
         layout=update.layout,
+        lineage=update.lineage,
         sync=update.sync,
         integers=update.integers,
     )
@@ -79,13 +81,16 @@ def unpack_update(frame: bytes | memoryview) -> Update:
         examples=head.examples,
         steps=head.steps,
         layout=head.layout,
+        lineage=head.lineage,
         sync=head.sync,
         integers=head.integers,
         payload=bytes(payload),
     )
 
 
-def pack_partial(node: str, seq: int, sync: int | None, partial: Partial) -> bytes:
+def pack_partial(
+    node: str, seq: int, sync: int | None, partial: Partial, lineage: str = ""
+) -> bytes:
     """Put a gateway's partial into one frame."""
     groups = sorted(partial.groups.items())
     head = PartialContent(
@@ -93,6 +98,7 @@ def pack_partial(node: str, seq: int, sync: int | None, partial: Partial) -> byt
         seq=seq,
         sync=sync,
         groups=tuple((version, group.unit) for version, group in groups),
+        lineage=lineage,
         integers=_plain(partial.integers),
         contributions=tuple(
             (c.node, c.seq, c.base_version, c.examples, c.mass, c.steps, c.norm)
@@ -138,7 +144,8 @@ def unpack_arrival(
     arrival: UpdateArrived | PartialArrived
     if isinstance(message, PartialContent):
         head, partial = unpack_partial(frame)
-        node, arrival = head.node, PartialArrived(head.node, head.seq, head.sync, partial)
+        node = head.node
+        arrival = PartialArrived(node, head.seq, head.sync, partial, head.lineage)
     else:
         update = unpack_update(frame)
         node, arrival = update.node, UpdateArrived(update)
@@ -164,6 +171,7 @@ def model_head(
         base=base,
         model=model,
         layout=terms.layout,
+        lineage=terms.lineage,
         size=size,
         integers=_plain(integers),
         policy=terms.policy,
@@ -180,7 +188,7 @@ def model_terms(head: ModelContent) -> JobTerms:
     statistics = {
         version: Statistics(cap, steps, norm) for version, cap, steps, norm in head.statistics
     }
-    return JobTerms(head.layout, head.policy, head.weights, statistics)
+    return JobTerms(head.layout, head.policy, head.weights, statistics, head.lineage)
 
 
 def verdict_message(verdict: Verdict) -> VerdictMessage:

@@ -130,6 +130,7 @@ class UpdateContent:
     examples: Count
     steps: Count
     layout: Digest
+    lineage: Digest
     sync: Count | None
     integers: tuple[int, ...] = ()
 
@@ -143,6 +144,7 @@ class PartialContent:
     sync: Count | None
     groups: tuple[tuple[Count, Number], ...]
     """(base version, unit) in the order of the payload."""
+    lineage: Digest
     integers: tuple[int, ...]
     contributions: tuple[tuple[Name, Count, Count, Count, Count, Count, Number], ...]
 
@@ -158,6 +160,7 @@ class ModelContent:
     model: Digest
     """Digest of the model that results."""
     layout: Digest
+    lineage: Digest
     size: Annotated[int, Field(ge=1, lt=1 << 31)]
     """Number of parameters."""
     integers: tuple[int, ...]
