@@ -166,9 +166,9 @@ class Checkpoint:
         return model_digest(self.vector, self.integers)
 
 
-def model_digest(vector: Vector, integers: Integers) -> str:
-    """Digest a model's content, whatever version it is called."""
-    hasher = hashlib.blake2b(digest_size=16)
+def model_digest(vector: Vector, integers: Integers, lineage: str = "") -> str:
+    """Digest a model's content, whatever version it is called, and the lineage it is held in."""
+    hasher = hashlib.blake2b(lineage.encode(), digest_size=16)
     hasher.update(np.ascontiguousarray(vector).data)
     hasher.update(np.ascontiguousarray(integers).data)
     return hasher.hexdigest()

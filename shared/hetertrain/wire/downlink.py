@@ -95,6 +95,8 @@ class _Chain:
     tier: Tier
     held: Checkpoint | None = None
     digest: str = ""
+    newest: tuple[str, int] | None = None
+    """Lineage and version of ``held``."""
     recent: list[str] = field(default_factory=list)
     """Digests that a node may still hold because the newest is on its way."""
     seq: int = 0
@@ -184,10 +186,10 @@ class Downlink:
         return ready
 
     def _has_news(self, chain: _Chain) -> bool:
-        if self._checkpoint is None:
+        if self._checkpoint is None or self._terms is None:
             return False
-        behind = chain.held is None or chain.held.version != self._checkpoint.version
-        return behind or chain.needs_whole
+        newest = (self._terms.lineage, self._checkpoint.version)
+        return chain.held is None or chain.newest != newest or chain.needs_whole
 
     def _publish(self, topic: str, message: Message, payload: bytes | memoryview = b"") -> None:
         self._send.append(Outgoing(topic, pack(message, payload)))
@@ -243,9 +245,12 @@ class Downlink:
 
     def _continue(self, chain: _Chain, model: str) -> None:
         """Begin a chain where its first node stands, if that is the newest model."""
-        checkpoint = self._checkpoint
-        if checkpoint is not None and model and model == checkpoint.digest():
+        checkpoint, terms = self._checkpoint, self._terms
+        if checkpoint is None or terms is None or not model:
+            return
+        if model == model_digest(checkpoint.vector, checkpoint.integers, terms.lineage):
             chain.held, chain.digest, chain.needs_whole = checkpoint, model, False
+            chain.newest = (terms.lineage, checkpoint.version)
 
     def _has_lost_chain(self, chain: _Chain, model: str, now: float) -> bool:
         if model == chain.digest:
@@ -313,9 +318,10 @@ class Downlink:
             encoded = codec.encode(difference, max(budget, codec.MINIMUM_BUDGET_BYTES))
             vector, payload = chain.held.vector + encoded.decoded, encoded.payload
         chain.held = Checkpoint(checkpoint.version, vector, checkpoint.integers)
+        chain.newest = (terms.lineage, checkpoint.version)
         if chain.digest:
             chain.recent = [*chain.recent[-7:], chain.digest]
-        chain.digest = model_digest(vector, checkpoint.integers)
+        chain.digest = model_digest(vector, checkpoint.integers, terms.lineage)
         head = model_head(
             version=checkpoint.version,
             sync=sync,

@@ -139,7 +139,8 @@ class Uplink:
 
     def hold(self, model: ModelReceived) -> None:
         """Begin with a model that the node has from elsewhere: installed with it, or kept."""
-        self._model, self._digest = model, model_digest(model.vector, model.integers)
+        self._model = model
+        self._digest = model_digest(model.vector, model.integers, model.terms.lineage)
 
     def connected(self, now: float) -> UplinkReady:
         """The connection stands and the subscriptions are made."""
@@ -272,7 +273,7 @@ class Uplink:
         if head.model == self._digest and head.sync is None:
             return  # Sent again for somebody else of this tier.
         vector, integers = self._decode(head, encoded)
-        if model_digest(vector, integers) != head.model:
+        if model_digest(vector, integers, head.lineage) != head.model:
             self._digest = ""
             raise FrameError("model", f"version {head.version} is not what its aggregator holds")
         self._digest = head.model
