@@ -167,6 +167,7 @@ class JobDriver:
             self.cell.notice(ready.notice, now)
         if ready.release is not None:
             self._release(ready.release, now)
+        self.cell.pull(ready.pulls, now)
 
     def _release(self, release: Release, now: float) -> None:
         checkpoint = release.checkpoint
@@ -191,6 +192,7 @@ class JobDriver:
             machine.weights,
             dict(machine.statistics),
             machine.gate.lineage,
+            machine.members.slowest,
         )
 
     def _elapsed_seconds(self, now: float) -> float:

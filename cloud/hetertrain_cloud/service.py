@@ -40,7 +40,7 @@ class AggregatorSettings(BrokerSettings):
     section: ClassVar[str] = "aggregator"
 
     task: str = Field(description="the task to train, as module:Class")
-    policy: Literal["sap", "fedavg", "fedbuff", "fedasync"] = Field(
+    policy: Literal["sap", "fedavg", "fedbuff", "fedasync", "ssp", "ssgd", "asgd"] = Field(
         "sap", description="the synchronisation scheme"
     )
     sync_seconds: float | None = Field(None, gt=0, description="time between synchronisations")

@@ -28,6 +28,7 @@ from hetertrain.core.combiner import (
     Event,
     Forward,
     PartialSettled,
+    Pulled,
     Ready,
     VersionAnnounced,
 )
@@ -50,6 +51,7 @@ from hetertrain.wire.frames import AggregatorStatus, ModelContent, pack
 from hetertrain.wire.uplink import (
     FrameRefused,
     ModelReceived,
+    PullReceived,
     Settled,
     SyncAnnounced,
     Uplink,
@@ -182,6 +184,8 @@ class GatewayDriver:
                 self._take_model(event, now)
             case SyncAnnounced(sync, deadline_seconds):
                 self._step(SyncNotice(sync, deadline_seconds), now)
+            case PullReceived():
+                self._step(Pulled(), now)
             case Settled(verdict, _):
                 self._step(PartialSettled(verdict), now)
             case FrameRefused(reason, detail):

@@ -109,6 +109,11 @@ class Cell:
                 )
             self._apply(self.downlink.answer(verdict, now), now)
 
+    def pull(self, nodes: Iterable[str], now: float) -> None:
+        """Ask nodes for what they have."""
+        for node in nodes:
+            self._apply(self.downlink.pull(node, now), now)
+
     def notice(self, notice: SyncNotice, now: float) -> None:
         """Announce a synchronisation."""
         self._apply(self.downlink.notice(notice, now), now)

@@ -21,6 +21,7 @@ from hetertrain.core.update import Update
 from hetertrain.core.worker import (
     Event,
     ModelArrived,
+    Pulled,
     Ready,
     Trained,
     TrainOrder,
@@ -34,6 +35,7 @@ from hetertrain.wire.contents import pack_update, unpack_update
 from hetertrain.wire.uplink import (
     FrameRefused,
     ModelReceived,
+    PullReceived,
     Settled,
     SyncAnnounced,
     Uplink,
@@ -161,10 +163,12 @@ class VehicleDriver:
         match event:
             case ModelReceived(version, vector, integers, sync, terms):
                 self.worker.policy = terms.policy
-                model = ModelArrived(version, vector, integers, sync, terms.lineage)
+                model = ModelArrived(version, vector, integers, sync, terms.lineage, terms.slowest)
                 self._step(model, now)
             case SyncAnnounced(sync, deadline_seconds):
                 self._step(SyncNotice(sync, deadline_seconds), now)
+            case PullReceived():
+                self._step(Pulled(), now)
             case Settled(verdict, content):
                 if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
                     self._log.warning("update_refused", seq=verdict.seq, reason=verdict.reason)

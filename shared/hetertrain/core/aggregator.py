@@ -133,6 +133,8 @@ class Ready:
     verdicts: tuple[Verdict, ...] = ()
     notice: SyncNotice | None = None
     release: Release | None = None
+    pulls: tuple[str, ...] = ()
+    """Nodes to ask for what they have."""
     wake_at: float | None = None
     """When to send a Tick; None: nothing is pending."""
 
@@ -183,9 +185,12 @@ class Aggregator:
         if self._sync_is_due(now):
             notice = self._begin_sync(now)
         release = self._close(now)
+        pulls: tuple[str, ...] = ()
         if release is not None and release.contributions:
             persist.append(CutRecord(release.checkpoint.version))
-        return Ready(tuple(persist), tuple(verdicts), notice, release, self._wake_at())
+            if self.policy.pull_lag is not None:
+                pulls = self.members.laggards(self.checkpoint.version, self.policy.pull_lag)
+        return Ready(tuple(persist), tuple(verdicts), notice, release, pulls, self._wake_at())
 
     def replay(self, record: Record) -> Release | None:
         """Repeat a persisted record after a restart; sums and versions come out identical.
@@ -219,7 +224,12 @@ class Aggregator:
             return Verdict(update.node, update.seq, Outcome.REJECTED, "the open version is full")
         self.open.add(update, examined, self.weights, self.statistics[update.base_version])
         self.seen.add((update.node, update.seq))
-        return Verdict(update.node, update.seq, Outcome.MERGED)
+        self.members.worked(update.node, update.base_version)
+        hold = 0
+        if self.policy.clock_bound is not None:
+            hold = self.members.clocks.get(update.node, 0) - self.policy.clock_bound
+        hold = hold if hold > self.members.slowest else 0
+        return Verdict(update.node, update.seq, Outcome.MERGED, hold_until_clock=hold)
 
     def _accept_partial(self, event: PartialArrived) -> Verdict:
         node, seq, partial = event.node, event.seq, event.partial
@@ -238,6 +248,7 @@ class Aggregator:
         for key in partial.contributions:
             self.seen.add(key)
         self.seen.add((node, seq))
+        self.members.worked(node, max(partial.groups))
         return Verdict(node, seq, Outcome.MERGED)
 
     def _refuse_partial(self, partial: Partial) -> str:

@@ -16,6 +16,7 @@ cloud, exactly once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -57,8 +58,14 @@ class PartialSettled:
     verdict: Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The cloud asks for what there is, however little."""
+
+
 Event = (
-    MemberSeen
+    Pulled
+    | MemberSeen
     | MemberGone
     | UpdateArrived
     | FlushSettled
@@ -141,6 +148,8 @@ class Combiner:
             case PartialSettled(verdict):
                 self.is_in_flight = False
                 settled = verdict
+            case Pulled():
+                self._first_at = None if self._first_at is None else -math.inf
             case Tick():
                 pass
         forward, flushed = self._close(now)

@@ -47,6 +47,8 @@ class Verdict:
     reason: str = ""
     known: tuple[tuple[str, int], ...] = ()
     """For a refused partial: the contributions that were merged before."""
+    hold_until_clock: int = 0
+    """The node is too far ahead: it waits for a version whose slowest clock is at least this."""
 
 
 @dataclass(slots=True)

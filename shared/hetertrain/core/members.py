@@ -1,5 +1,5 @@
-"""Who is there: the members of a fleet or cell, and who has flushed for the running
-synchronisation.
+"""Who is there: the members of a fleet or cell, how far each has come, and who has flushed for the
+running synchronisation.
 """
 
 from __future__ import annotations
@@ -17,19 +17,45 @@ class Members:
     sync: int | None = None
     """The running synchronisation, if any."""
     flushed: set[str] = field(default_factory=set)
+    clocks: dict[str, int] = field(default_factory=dict)
+    """How many updates each sent; one who joins begins where the slowest is."""
+    bases: dict[str, int] = field(default_factory=dict)
+    """The version that each one's last work started from, or that it was asked for it."""
 
     def seen(self, node: str, num_active: int) -> None:
         """Note that a node is there."""
         self.active[node] = num_active
+        if node not in self.clocks:
+            self.clocks[node] = self.slowest
 
     def gone(self, node: str) -> None:
         """Forget a node that said goodbye or fell silent."""
         self.active.pop(node, None)
+        self.clocks.pop(node, None)
+        self.bases.pop(node, None)
 
     @property
     def num_active(self) -> int:
         """How many training nodes are there, those behind gateways included."""
         return sum(self.active.values())
+
+    @property
+    def slowest(self) -> int:
+        """The clock of the slowest node."""
+        return min(self.clocks.values(), default=0)
+
+    def worked(self, node: str, base_version: int) -> None:
+        """Note an update."""
+        if node in self.active:
+            self.clocks[node] += 1
+            self.bases[node] = max(base_version, self.bases.get(node, 0))
+
+    def laggards(self, version: int, lag: int) -> tuple[str, ...]:
+        """Return those whose last work is older than ``lag``, each once until it works again."""
+        late = sorted(n for n in self.active if version - self.bases.get(n, version) > lag)
+        for node in late:
+            self.bases[node] = version
+        return tuple(late)
 
     def begin_sync(self, sync: int) -> None:
         """Start to count flushes."""

@@ -3,7 +3,8 @@
 One machine serves all synchronisation schemes; a scheme is a preset of these numbers. ``sap`` is
 Heter-Train's own (semi-asynchronous with global interval synchronisation, after Geng et al. 2024);
 ``fedavg`` (McMahan et al. 2017), ``fedbuff`` (Nguyen et al. 2022) and ``fedasync`` (Xie et al.
-2019) run on the same code, so they compare fairly.
+2019), ``ssp`` (Ho et al. 2013), and ``ssgd`` and ``asgd`` (a message for each step) run on the
+same code, so they compare fairly.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ class SyncPolicy:
     """The share of active nodes whose flush closes a sync before its deadline."""
     flush_factor: float = 4.0
     """The byte budget of a flush, as a multiple of an ordinary update's."""
+    clock_bound: int | None = None
+    """A node may be so many updates ahead of the slowest one, and then waits for it (stale
+    synchronous parallel, Ho et al. 2013); None: nodes never wait for each other."""
+    pull_lag: int | None = 16
+    """A node whose last work started from a version so far back is asked to send what it has
+    (urgent pull, as in Port, Su and Li 2022); None: never."""
     max_lag: int = 64
     """Updates of a larger lag are refused; their node puts them back into its unsent progress."""
     late_damping: float = 0.5
@@ -147,7 +154,9 @@ def _on_grid(factor: float) -> float:
 
 
 _SAP = SyncPolicy()
-_NEVER_SYNC = replace(_SAP, sync_seconds=None)
+_NEVER_SYNC = replace(_SAP, sync_seconds=None, pull_lag=None)
+_ONE_UPDATE = 1e-9
+"""The share of any fleet that is one node."""
 
 SYNC_PRESETS: dict[str, SyncPolicy] = {
     "sap": _SAP,
@@ -155,7 +164,7 @@ SYNC_PRESETS: dict[str, SyncPolicy] = {
         _NEVER_SYNC,
         name="fedavg",
         cut_fraction=1.0,
-        cut_seconds=60.0,
+        cut_seconds=3600.0,
         pace_seconds=None,
         pace_steps=10,
         hold_after_update=True,
@@ -167,11 +176,16 @@ SYNC_PRESETS: dict[str, SyncPolicy] = {
     "fedasync": replace(
         _NEVER_SYNC,
         name="fedasync",
-        cut_fraction=1e-9,
+        cut_fraction=_ONE_UPDATE,
         pace_seconds=None,
         pace_steps=20,
         is_dense=True,
     ),
+}
+SYNC_PRESETS |= {
+    "ssgd": replace(SYNC_PRESETS["fedavg"], name="ssgd", pace_steps=1),
+    "asgd": replace(SYNC_PRESETS["fedasync"], name="asgd", pace_steps=1, hold_after_update=True),
+    "ssp": replace(SYNC_PRESETS["fedasync"], name="ssp", pace_steps=1, clock_bound=3),
 }
 """The synchronisation schemes by name."""
 
@@ -180,5 +194,8 @@ WEIGHT_PRESETS: dict[str, WeightPolicy] = {
     "fedavg": WeightPolicy(step_exponent=0.0, server_rate=1.0),
     "fedbuff": WeightPolicy(step_exponent=0.0, server_rate=1.0),
     "fedasync": WeightPolicy(step_exponent=0.0, server_rate=0.6),
+    "ssgd": WeightPolicy(step_exponent=0.0, server_rate=1.0),
+    "asgd": WeightPolicy(step_exponent=0.0, lag_exponent=0.0, server_rate=1.0),
+    "ssp": WeightPolicy(step_exponent=0.0, lag_exponent=0.0, server_rate=1.0),
 }
 """The weights that go with each scheme."""

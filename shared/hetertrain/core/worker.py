@@ -57,6 +57,13 @@ class ModelArrived:
     sync: int | None
     """The synchronisation that this model ends."""
     lineage: str = ""
+    slowest: int = 0
+    """The clock of the fleet's slowest node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The aggregator asks for what there is, however little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ class UpdateSettled:
     payload: bytes
 
 
-Event = ModelArrived | Trained | UpdateSettled | SyncNotice | Tick
+Event = ModelArrived | Trained | UpdateSettled | SyncNotice | Pulled | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,7 @@ class Worker:
     state: State = State.JOINING
     version: int = -1
     lineage: str = ""
+    _slowest: int = 0
     num_updates: int = 0
     num_steps: int = 0
     _reference: Vector = field(default_factory=lambda: np.empty(0, np.float32))
@@ -134,6 +142,8 @@ class Worker:
     _steps_unsent: int = 0
     _published_at: float = 0.0
     _step_seconds: float = SLICE_SECONDS
+    _is_pulled: bool = False
+    _hold_until_clock: int = 0
     _sync: int | None = None
     _hold_until: float | None = None
 
@@ -145,12 +155,14 @@ class Worker:
             case Trained():
                 self._take_progress(event)
             case UpdateSettled(verdict, payload):
-                self._settle(verdict, payload)
+                self._settle(verdict, payload, now)
             case SyncNotice(sync, deadline_seconds):
                 if self.state is not State.JOINING:
                     self._sync = sync
                     self._hold_until = now + deadline_seconds
                     self.state = State.FLUSHING
+            case Pulled():
+                self._is_pulled = True
             case Tick():
                 pass
         if self._is_training:
@@ -171,9 +183,12 @@ class Worker:
         if event.steps:
             self._step_seconds = event.seconds / event.steps
 
-    def _settle(self, verdict: Verdict, payload: bytes) -> None:
+    def _settle(self, verdict: Verdict, payload: bytes, now: float) -> None:
         """End the flight; a delta refused as too old returns, damped, to the unsent progress."""
         self.is_in_flight = False
+        if verdict.hold_until_clock > self._slowest:
+            self._hold_until_clock = verdict.hold_until_clock
+            self._hold_until = now + self.policy.hold_seconds
         if verdict.outcome is Outcome.REJECTED and self._reference.size:
             refused = codec.decode(payload, self._reference.size)
             self._reference = self._reference - np.float32(self.policy.late_damping) * refused
@@ -198,6 +213,8 @@ class Worker:
                 self.state = State.HOLDING
                 self._hold_until = now + self.policy.hold_seconds
         self._rebase()
+        if self.state is State.TRAINING and self._hold_until_clock > self._slowest:
+            self.state = State.HOLDING
         if self.state in (State.HOLDING, State.FLUSHING) and self._is_hold_over(now):
             self._resume()
         train = self._train() if self.state is State.TRAINING else None
@@ -208,7 +225,9 @@ class Worker:
         model, self._pending = self._pending, None
         if model is None:
             return
+        self._slowest = model.slowest
         ends_hold = self._sync is None or model.sync == self._sync
+        ends_hold = ends_hold and self._hold_until_clock <= self._slowest
         if self.state is State.JOINING or self._local.size == 0:
             self._local = model.vector.copy()
         else:
@@ -224,6 +243,7 @@ class Worker:
 
     def _resume(self) -> None:
         self.state = State.TRAINING
+        self._hold_until_clock = 0
         self._sync = None
         self._hold_until = None
 
@@ -233,6 +253,8 @@ class Worker:
     def _is_due(self, now: float) -> bool:
         if self._steps_unsent == 0 or self.is_in_flight:
             return False
+        if self._is_pulled:
+            return True
         if self.policy.pace_steps is not None:
             return self._steps_unsent >= self.policy.pace_steps
         return now >= self._published_at + self._period_seconds()
@@ -264,6 +286,7 @@ class Worker:
         self.is_in_flight = True
         self._steps_unsent = 0
         self._published_at = now
+        self._is_pulled = False
         return update
 
     def _budget_bytes(self, now: float, factor: float) -> int | None:
@@ -293,6 +316,8 @@ class Worker:
                 return Waiting("nothing", f"trains on version {self.version}")
             case State.FLUSHING:
                 return Waiting("flush", f"sync {self._sync}: the flush of its progress")
+            case State.HOLDING if self._hold_until_clock > self._slowest:
+                return Waiting("slowest", f"the slowest node's update {self._hold_until_clock}")
             case State.HOLDING if self._sync is not None:
                 return Waiting("sync", f"sync {self._sync}: the synchronisation's model")
             case _:

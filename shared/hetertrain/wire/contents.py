@@ -35,6 +35,7 @@ class JobTerms:
     weights: WeightPolicy
     statistics: dict[int, Statistics]
     lineage: str = ""
+    slowest: int = 0
 
 
 def unpack_as(message_class: type[M], frame: bytes | memoryview) -> tuple[M, memoryview]:
@@ -180,6 +181,7 @@ def model_head(
             (v, s.examples_cap, s.reference_steps, s.norm_median)
             for v, s in sorted(terms.statistics.items())
         ),
+        slowest=terms.slowest,
     )
 
 
@@ -188,7 +190,7 @@ def model_terms(head: ModelContent) -> JobTerms:
     statistics = {
         version: Statistics(cap, steps, norm) for version, cap, steps, norm in head.statistics
     }
-    return JobTerms(head.layout, head.policy, head.weights, statistics, head.lineage)
+    return JobTerms(head.layout, head.policy, head.weights, statistics, head.lineage, head.slowest)
 
 
 def verdict_message(verdict: Verdict) -> VerdictMessage:
@@ -199,6 +201,7 @@ def verdict_message(verdict: Verdict) -> VerdictMessage:
         outcome=str(verdict.outcome),
         reason=verdict.reason[:500],
         known=verdict.known,
+        hold_until_clock=verdict.hold_until_clock,
     )
 
 
@@ -212,7 +215,14 @@ def read_verdict(message: VerdictMessage) -> Verdict:
         outcome = Outcome(message.outcome)
     except ValueError as error:
         raise FrameError("content", f"unknown outcome {message.outcome!r}") from error
-    return Verdict(message.node, message.seq, outcome, message.reason, message.known)
+    return Verdict(
+        message.node,
+        message.seq,
+        outcome,
+        message.reason,
+        message.known,
+        message.hold_until_clock,
+    )
 
 
 def _plain(integers: Integers | None) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from hetertrain.wire.frames import (
     Message,
     Missing,
     NodeState,
+    Pull,
     Sync,
     pack,
     unpack,
@@ -152,6 +153,12 @@ class Downlink:
         """Announce a synchronisation."""
         message = Sync(sync=notice.sync, deadline_seconds=notice.deadline_seconds)
         self._publish(topics.sync(self.job, self.cell), message)
+        return self.tick(now)
+
+    def pull(self, node: str, now: float) -> DownlinkReady:
+        """Ask a node for what it has."""
+        version = self._checkpoint.version if self._checkpoint else 0
+        self._publish(topics.inbox(node), Pull(version=version))
         return self.tick(now)
 
     def answer(self, verdict: Verdict, now: float) -> DownlinkReady:

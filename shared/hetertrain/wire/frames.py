@@ -102,6 +102,7 @@ class VerdictMessage:
     outcome: Name
     reason: Text = ""
     known: tuple[tuple[Name, Count], ...] = ()
+    hold_until_clock: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,13 @@ class Sync:
 
     sync: Count
     deadline_seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """Asks a node for what it has, however little: its last work is old."""
+
+    version: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +176,8 @@ class ModelContent:
     weights: WeightPolicy
     statistics: tuple[tuple[Count, Count, Number, Number], ...]
     """(version, examples_cap, reference_steps, norm_median)."""
+    slowest: Count = 0
+    """The clock of the slowest node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +250,7 @@ Message = (
     | VerdictMessage
     | Flushed
     | Sync
+    | Pull
     | UpdateContent
     | PartialContent
     | ModelContent
@@ -259,6 +270,7 @@ _KINDS: dict[int, type[Message]] = {
     5: VerdictMessage,
     6: Flushed,
     7: Sync,
+    8: Pull,
     16: UpdateContent,
     17: PartialContent,
     18: ModelContent,

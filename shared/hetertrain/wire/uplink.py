@@ -32,6 +32,7 @@ from hetertrain.wire.frames import (
     Missing,
     ModelContent,
     NodeState,
+    Pull,
     Sync,
     VerdictMessage,
     pack,
@@ -89,7 +90,12 @@ class FrameRefused:
     detail: str
 
 
-UplinkEvent = ModelReceived | SyncAnnounced | Settled | FrameRefused
+@dataclass(frozen=True, slots=True)
+class PullReceived:
+    """The aggregator asks for what there is."""
+
+
+UplinkEvent = ModelReceived | SyncAnnounced | PullReceived | Settled | FrameRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +261,8 @@ class Uplink:
                 self._settle(read_verdict(message))
             case Sync():
                 self._events.append(SyncAnnounced(message.sync, message.deadline_seconds))
+            case Pull():
+                self._events.append(PullReceived())
             case _:
                 raise FrameError("direction", f"{type(message).__name__} is not for a node")
 
