@@ -84,7 +84,8 @@ class Tick:
     """Time has passed."""
 
 
-Event = MemberSeen | MemberGone | UpdateArrived | PartialArrived | FlushSettled | SyncOrdered | Tick
+Note = MemberSeen | MemberGone | FlushSettled | SyncOrdered | Tick
+Event = UpdateArrived | PartialArrived | Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,23 @@ class Aggregator:
     def handle(self, event: Event, now: float) -> Ready:
         """Take one event at time ``now`` (seconds of any monotonic clock)."""
         persist: list[Record] = []
-        verdicts: list[Verdict] = []
-        notice: SyncNotice | None = None
+        verdicts: tuple[Verdict, ...] = ()
+        if isinstance(event, UpdateArrived | PartialArrived):
+            verdicts = (self._accept(event),)
+            if verdicts[0].outcome is Outcome.MERGED:
+                persist.append(event)
+        else:
+            self._note(event, now)
+        notice = self._begin_sync(now) if self._sync_is_due(now) else None
+        release = self._close(now)
+        pulls: tuple[str, ...] = ()
+        if release is not None and release.contributions:
+            persist.append(CutRecord(release.checkpoint.version))
+            if self.policy.pull_lag is not None:
+                pulls = self.members.laggards(self.checkpoint.version, self.policy.pull_lag)
+        return Ready(tuple(persist), verdicts, notice, release, pulls, self._wake_at())
+
+    def _note(self, event: Note, now: float) -> None:
         match event:
             case MemberSeen(node, num_active):
                 self.members.seen(node, num_active)
@@ -173,24 +189,10 @@ class Aggregator:
                 self.members.gone(node)
             case FlushSettled(node, sync):
                 self.members.flush(node, sync)
-            case UpdateArrived() | PartialArrived():
-                verdict = self._accept(event)
-                verdicts.append(verdict)
-                if verdict.outcome is Outcome.MERGED:
-                    persist.append(event)
             case SyncOrdered():
                 self._sync_due_at = now
             case Tick():
                 pass
-        if self._sync_is_due(now):
-            notice = self._begin_sync(now)
-        release = self._close(now)
-        pulls: tuple[str, ...] = ()
-        if release is not None and release.contributions:
-            persist.append(CutRecord(release.checkpoint.version))
-            if self.policy.pull_lag is not None:
-                pulls = self.members.laggards(self.checkpoint.version, self.policy.pull_lag)
-        return Ready(tuple(persist), tuple(verdicts), notice, release, pulls, self._wake_at())
 
     def replay(self, record: Record) -> Release | None:
         """Repeat a persisted record after a restart; sums and versions come out identical.

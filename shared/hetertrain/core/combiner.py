@@ -128,12 +128,8 @@ class Combiner:
         settled: Verdict | None = None
         notice: SyncNotice | None = None
         match event:
-            case MemberSeen(node, num_active):
-                self.members.seen(node, num_active)
-            case MemberGone(node):
-                self.members.gone(node)
-            case FlushSettled(node, sync):
-                self.members.flush(node, sync)
+            case MemberSeen() | MemberGone() | FlushSettled():
+                self._note_member(event)
             case UpdateArrived(update):
                 verdict = self._accept(update, now)
                 verdicts = (verdict,)
@@ -154,6 +150,15 @@ class Combiner:
                 pass
         forward, flushed = self._close(now)
         return Ready(persist, verdicts, settled, forward, flushed, notice, self._wake_at())
+
+    def _note_member(self, event: MemberSeen | MemberGone | FlushSettled) -> None:
+        match event:
+            case MemberSeen(node, num_active):
+                self.members.seen(node, num_active)
+            case MemberGone(node):
+                self.members.gone(node)
+            case FlushSettled(node, sync):
+                self.members.flush(node, sync)
 
     def recollect(self, updates: Iterable[Update], now: float) -> None:
         """Take back updates accepted before: after a restart, or from a refused partial."""

@@ -11,10 +11,11 @@ sends itself.
                           v   |
                        FLUSHING --flush published, or nothing to flush--> HOLDING
 
-Error feedback needs no vector of its own: the reference moves by what was *decoded*, so what a
-codec left out stays in ``local - reference`` and goes with the next delta (Seide et al. 2014;
-Karimireddy et al. 2019). When a version arrives the node rebases at its next step boundary, ``local
-= model + (local - reference)``: unsent progress survives.
+What a codec left out is the *residual*; it goes with the next delta (error feedback: Seide et al.
+2014; Karimireddy et al. 2019) and is kept apart from the local model: a node goes on from what the
+fleet will know of its work, ``model + decoded``. Training on with the residual inside drifts a thin
+link's node towards its own data. When a version arrives the node rebases at its next step boundary,
+``local = model + (local - reference)``: unsent progress survives.
 """
 
 from __future__ import annotations
@@ -133,6 +134,8 @@ class Worker:
     num_steps: int = 0
     _reference: Vector = field(default_factory=lambda: np.empty(0, np.float32))
     _local: Vector = field(default_factory=lambda: np.empty(0, np.float32))
+    _residual: Vector = field(default_factory=lambda: np.zeros(1, np.float32))
+    """Shape (1,) and zero while there is none, else that of the model."""
     _integers: Integers = field(default_factory=lambda: np.empty(0, np.int64))
     _pending: ModelArrived | None = None
     _is_training: bool = False
@@ -191,7 +194,7 @@ class Worker:
             self._hold_until = now + self.policy.hold_seconds
         if verdict.outcome is Outcome.REJECTED and self._reference.size:
             refused = codec.decode(payload, self._reference.size)
-            self._reference = self._reference - np.float32(self.policy.late_damping) * refused
+            self._residual = self._residual + np.float32(self.policy.late_damping) * refused
             self._steps_unsent = max(self._steps_unsent, 1)
 
     def _at_boundary(self, now: float) -> Ready:
@@ -267,8 +270,12 @@ class Worker:
         """Encode the unsent progress to the tier's byte budget; None where there is none."""
         if self._steps_unsent == 0:
             return None
-        encoded = codec.encode(self._local - self._reference, self._budget_bytes(now, factor))
+        delta = self._local - self._reference + self._residual
+        encoded = codec.encode(delta, self._budget_bytes(now, factor))
+        self._residual = delta - encoded.decoded
         self._reference = self._reference + encoded.decoded
+        if not self.policy.is_dense:
+            self._local, self._must_restart = self._reference, True
         update = Update(
             node=self.node,
             seq=self.next_seq,

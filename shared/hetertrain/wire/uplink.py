@@ -247,13 +247,7 @@ class Uplink:
                     raise FrameError("size", f"a model of {message.size_bytes} bytes")
                 self._receivers[topic] = Receiver(message)
             case Chunk():
-                receiver = self._receivers.get(topic)
-                if receiver is None or receiver.begin.seq != message.seq:
-                    return  # Joined in the middle: the heartbeat asks for a whole model.
-                content = receiver.chunk(message.index, payload)
-                if content is not None:
-                    del self._receivers[topic]
-                    self._take_model(content)
+                self._take_chunk(topic, message, payload)
             case Missing():
                 if self._sender is not None and self._sender.seq == message.seq:
                     self._sender.missing(payload)
@@ -265,6 +259,15 @@ class Uplink:
                 self._events.append(PullReceived())
             case _:
                 raise FrameError("direction", f"{type(message).__name__} is not for a node")
+
+    def _take_chunk(self, topic: str, chunk: Chunk, payload: memoryview) -> None:
+        receiver = self._receivers.get(topic)
+        if receiver is None or receiver.begin.seq != chunk.seq:
+            return  # Joined in the middle: the heartbeat asks for a whole model.
+        content = receiver.chunk(chunk.index, payload)
+        if content is not None:
+            del self._receivers[topic]
+            self._take_model(content)
 
     def _settle(self, verdict: Verdict) -> None:
         sender = self._sender
