@@ -12,11 +12,15 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from hetertrain.cli import Command
 from hetertrain.config import Settings
+from hetertrain.errors import SettingsError
 
 NEEDS = ("torch", "iotcore", "safetensors", "matplotlib")
+VIOLATED = 1
+"""Exit code of a simulation in which a promise was broken."""
 
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,9 +68,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     results = demo.run_demo(settings)
     if arguments.json:
         plain = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(settings).items()}
-        machine = {"architecture": platform.machine(), "cores": os.cpu_count()}
-        document = {"name": "demo", "settings": plain, "machine": machine, "results": results}
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        _print_json("demo", plain, results)
     return 0
 
 
@@ -84,6 +86,85 @@ def run_broker(arguments: argparse.Namespace) -> int:
             while mailbox.take(time.monotonic() + 3600.0) is None:
                 continue
     return 0
+
+
+def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the simulator's flags."""
+    from hetertrain.core.policy import SYNC_PRESETS
+
+    parser.add_argument("scenario", type=Path, nargs="?", help="what to simulate (TOML)")
+    parser.add_argument(
+        "--seed", type=_at_least(0), default=1, metavar="K", help="decides all chance (1)"
+    )
+    parser.add_argument("--policy", choices=sorted(SYNC_PRESETS), help="replaces the scenario's")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a page with plots (HTML)")
+    parser.add_argument(
+        "--fuzz", type=_at_least(1), metavar="N", help="try N random scenarios, from --seed on"
+    )
+    parser.add_argument(
+        "--drop", default="", metavar="NAMES", help="leave out troubles of a random scenario"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
+
+
+def run_simulate(arguments: argparse.Namespace) -> int:
+    """Simulate a scenario, or random ones."""
+    if arguments.fuzz is not None:
+        return _fuzz(arguments)
+    if arguments.scenario is None:
+        raise SettingsError("name a scenario file, or try random ones with --fuzz N")
+    from rich.console import Console
+
+    from hetertrain_lab.page import terminal_table
+    from hetertrain_lab.progress import track
+    from hetertrain_lab.scenario import load_scenario
+    from hetertrain_lab.simulation_report import result_rows, write_simulation_page
+    from hetertrain_lab.simulator import simulate
+
+    scenario = load_scenario(arguments.scenario)
+    if arguments.policy is not None:
+        scenario = scenario.model_copy(update={"policy": arguments.policy})
+    with track(f"simulate {scenario.name}", scenario.seconds) as on_progress:
+        result = simulate(scenario, arguments.seed, on_progress=on_progress)
+    if arguments.plot is not None:
+        write_simulation_page(arguments.plot, result)
+    if arguments.json:
+        settings = scenario.model_dump(mode="json", exclude_defaults=True)
+        _print_json("simulate", settings | {"seed": arguments.seed}, asdict(result))
+    else:
+        Console().print(terminal_table(result_rows(result)))
+    return 0
+
+
+def _fuzz(arguments: argparse.Namespace) -> int:
+    from hetertrain_lab.fuzz import fuzz_one, minimise, parse_drops
+    from hetertrain_lab.progress import track
+
+    drops = parse_drops(arguments.drop)
+    with track("fuzz", arguments.fuzz) as on_progress:
+        for done in range(arguments.fuzz):
+            failure = fuzz_one(arguments.seed + done, drops)
+            if failure is not None:
+                break
+            on_progress(done + 1)
+    if failure is not None:
+        failure = minimise(failure)
+        sys.stderr.write(f"seed {failure.seed}: {failure.message}\nreplay: {failure.replay}\n")
+    if arguments.json:
+        found = None if failure is None else asdict(failure)
+        settings = {"seed": arguments.seed, "scenarios": arguments.fuzz}
+        _print_json("fuzz", settings, {"failure": found})
+    elif failure is None:
+        sys.stdout.write(f"{arguments.fuzz} scenarios from seed {arguments.seed}: all held\n")
+    return VIOLATED if failure is not None else 0
+
+
+def _print_json(name: str, settings: dict[str, Any], results: dict[str, Any]) -> None:
+    machine = {"architecture": platform.machine(), "cores": os.cpu_count()}
+    document = {"name": name, "settings": settings, "machine": machine, "results": results}
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
 def _broker_settings() -> type[Settings]:
@@ -108,6 +189,12 @@ COMMANDS = (
         help="train a fleet of real processes on this machine, and write a report",
         run=run_demo,
         add_arguments=add_demo_arguments,
+    ),
+    Command(
+        name="simulate",
+        help="run a fleet in virtual time, deterministically, and check every promise",
+        run=run_simulate,
+        add_arguments=add_simulate_arguments,
     ),
     Command(
         name="broker",

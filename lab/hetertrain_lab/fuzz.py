@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetertrain.core.policy import SYNC_PRESETS
+from hetertrain.errors import SettingsError
 from hetertrain_lab.invariants import ViolationError
 from hetertrain_lab.scenario import Scenario, parse_scenario
 from hetertrain_lab.simulator import simulate
@@ -121,6 +122,19 @@ DROPS: dict[str, Callable[[Plain], None]] = {
     "short": _shorten,
 }
 """What can be taken out of a random scenario."""
+
+
+def parse_drops(text: str) -> tuple[str, ...]:
+    """Read names of ``DROPS`` with commas between.
+
+    Raises:
+        SettingsError: a name is unknown.
+    """
+    names = tuple(name for name in text.split(",") if name)
+    unknown = [name for name in names if name not in DROPS]
+    if unknown:
+        raise SettingsError(f"--drop {unknown[0]} is unknown; known: {', '.join(DROPS)}")
+    return names
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from hetertrain import codec
 from hetertrain.core.aggregator import Aggregator
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint, Partial, Update, cut, summarise
+from hetertrain.errors import HetertrainError
 
 Key = tuple[str, int]
 """An update: (node, seq)."""
@@ -24,8 +25,11 @@ LINK_FRAMES_MAX = 4096
 WAIT_SECONDS_MAX = 7200.0
 
 
-class ViolationError(Exception):
-    """A promise was broken."""
+class ViolationError(HetertrainError):
+    """A promise was broken in a simulation."""
+
+    code = "promise_broken"
+    exit_code = 1
 
 
 @dataclass(slots=True)

@@ -4,48 +4,36 @@ external parts.
 
 from __future__ import annotations
 
-import base64
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from hetertrain_lab.live import human_bytes
+from hetertrain_lab.page import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    Rows,
+    draw,
+    image,
+    section,
+    terminal_table,
+    write_page,
+)
 
-BLUE, ORANGE, GREEN, GREY = "#0b6bcb", "#d9730d", "#2f8f5b", "#7a828c"
 LEVELS = (0.9, 0.95)
 METRIC_SHOWN_MIN = -0.25
 LABEL_GAP = 0.085
 """Between the labels at the ends of lines, in units of the metric."""
 FEW_POINTS = 30
 """A curve of fewer evaluations shows each of them."""
-STYLE = {
-    "figure.dpi": 150,
-    "figure.facecolor": "white",
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#b8bec6",
-    "axes.labelcolor": "#39424e",
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 12,
-    "xtick.color": "#39424e",
-    "ytick.color": "#39424e",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e8ebef",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,15 +116,13 @@ def seconds_to(curve: Curve, level: float) -> float | None:
 def write_report(record: RunRecord, directory: Path) -> Path:
     """Write three PNG files and ``report.html`` into ``directory``; return the latter's path."""
     directory.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):  # type: ignore[arg-type]  # its keys are a long union of literals
-        for name, draw in (("metric", _draw_metric), ("bytes", _draw_bytes), ("lag", _draw_lag)):
-            figure, axes = plt.subplots(figsize=(8.6, 3.9) if name == "metric" else (4.2, 3.4))
-            draw(axes, record)
-            figure.tight_layout()
-            figure.savefig(directory / f"{name}.png")
-            plt.close(figure)
+    images: dict[str, bytes] = {}
+    for name, paint in (("metric", _draw_metric), ("bytes", _draw_bytes), ("lag", _draw_lag)):
+        size = (8.6, 3.9) if name == "metric" else (4.2, 3.4)
+        images[name] = draw(partial(paint, record=record), size)
+        (directory / f"{name}.png").write_bytes(images[name])
     path = directory / "report.html"
-    path.write_text(_html(record, directory), encoding="utf-8")
+    write_page(path, record.title, _parts(record, images))
     return path
 
 
@@ -243,18 +229,7 @@ def _draw_lag(axes: Any, record: RunRecord) -> None:
 
 def summary_table(record: RunRecord) -> RenderableType:
     """Return the summary for a terminal."""
-    tables = []
-    for title, header, rows in (_outcome(record), _speed(record)):
-        table = Table(title=title, title_justify="left")
-        for index, name in enumerate(header):
-            table.add_column(Text(name), justify="left" if index == 0 else "right")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        tables.append(table)
-    return Group(*tables)
-
-
-Rows = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
+    return Group(terminal_table(_outcome(record)), terminal_table(_speed(record)))
 
 
 def _outcome(record: RunRecord) -> Rows:
@@ -301,41 +276,7 @@ def _seconds(value: float | None) -> str:
     return "not reached" if value is None else f"{value:.1f}"
 
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title><style>
-:root {{ --ink: #1d252e; --soft: #5b6672; --line: #dfe3e8; --page: #f6f7f9; --card: #fff; }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --ink: #e8ebee; --soft: #9aa5b1; --line: #333c46; --page: #14181d; --card: #1d2329; }}
-}}
-body {{ font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
-  margin: 0; }}
-main {{ max-width: 1000px; margin: 0 auto; padding: 24px 16px 64px; }}
-h1 {{ font-size: 24px; margin: 8px 0 2px; }}
-h2 {{ font-size: 17px; margin: 0 0 10px; }}
-p {{ color: var(--soft); margin: 4px 0; }}
-section {{ background: var(--card); border: 1px solid var(--line); border-radius: 10px;
-  padding: 16px 20px; margin-top: 18px; overflow-x: auto; }}
-.figures {{ display: grid; gap: 12px;
-  grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); }}
-.figures div {{ color: var(--soft); }}
-.figures b {{ display: block; font-size: 26px; color: var(--ink); }}
-.pair {{ display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); }}
-img {{ width: 100%; height: auto; border-radius: 6px; background: #fff; }}
-table {{ border-collapse: collapse; width: 100%; font-size: 14px; }}
-th, td {{ text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line);
-  white-space: nowrap; }}
-th:first-child, td:first-child {{ text-align: left; }}
-th {{ color: var(--soft); font-weight: 600; }}
-</style></head><body><main>{body}</main></body></html>
-"""
-
-
-def _html(record: RunRecord, directory: Path) -> str:
-    images = {
-        name: base64.b64encode((directory / f"{name}.png").read_bytes()).decode()
-        for name in ("metric", "bytes", "lag")
-    }
+def _parts(record: RunRecord, images: dict[str, bytes]) -> list[str]:
     totals = record.totals[:1]
     headline = [
         (_number(record.final.get(record.metric)), f"{record.metric}, the fleet"),
@@ -354,27 +295,15 @@ def _html(record: RunRecord, directory: Path) -> str:
             for name, value in (record.settings | {"machine": record.machine}).items()
         ],
     )
-    parts = [
+    return [
         f"<h1>{escape(record.title)}</h1><p>Heter-Train run report</p>",
         f'<section class="figures">{figures}</section>',
-        f"<section>{_image(images['metric'], 'metric over time')}</section>",
-        f'<section class="pair">{_image(images["bytes"], "bytes by tier")}'
-        f"{_image(images['lag'], 'staleness of updates')}</section>",
-        *(_section(*rows) for rows in (_outcome(record), _speed(record), _nodes(record), settings)),
+        f"<section>{image(images['metric'], 'metric over time')}</section>",
+        f'<section class="pair">{image(images["bytes"], "bytes by tier")}'
+        f"{image(images['lag'], 'staleness of updates')}</section>",
+        *(section(rows) for rows in (_outcome(record), _speed(record), _nodes(record), settings)),
         f"<section><h2>How to read this</h2>{notes}</section>",
     ]
-    return _PAGE.format(title=escape(record.title), body="\n".join(parts))
-
-
-def _image(encoded: str, text: str) -> str:
-    return f'<img alt="{escape(text)}" src="data:image/png;base64,{encoded}">'
-
-
-def _section(title: str, header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in header)
-    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<section><h2>{escape(title)}</h2><table><tr>{head}</tr>{body}</table></section>"
 
 
 def _nodes(record: RunRecord) -> Rows:

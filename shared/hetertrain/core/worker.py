@@ -175,7 +175,9 @@ class Worker:
         return self._at_boundary(now)
 
     def _should_interrupt(self, now: float) -> bool:
-        return self._pending is not None or self.state is State.FLUSHING or self._is_due(now)
+        can_flush = self.state is State.FLUSHING and not self.is_in_flight
+        must_hold = self.state is State.FLUSHING and self.policy.hold_at_sync
+        return self._pending is not None or can_flush or must_hold or self._is_due(now)
 
     def _take_progress(self, event: Trained) -> None:
         self._is_training = self._is_interrupted = False
@@ -220,7 +222,8 @@ class Worker:
             self.state = State.HOLDING
         if self.state in (State.HOLDING, State.FLUSHING) and self._is_hold_over(now):
             self._resume()
-        train = self._train() if self.state is State.TRAINING else None
+        trains_on = self.state is State.FLUSHING and not self.policy.hold_at_sync
+        train = self._train() if self.state is State.TRAINING or trains_on else None
         return Ready(publish, flushed, train, False, None if train else self._hold_until)
 
     def _rebase(self) -> None:
