@@ -44,6 +44,7 @@ from hetertrain.wire.contents import (
     pack_partial,
     pack_update,
     unpack_as,
+    unpack_partial,
     unpack_update,
 )
 from hetertrain.wire.downlink import Downlink
@@ -110,7 +111,9 @@ class GatewayDriver:
         self._inbox.remark_all_but(in_flight, _OPEN)
         self._combiner.recollect(map(unpack_update, self._inbox.read(_OPEN, _OPEN)), now)
         if pending is not None:
+            _, partial = unpack_partial(pending.content)
             self._combiner.is_in_flight = True
+            self._combiner.bases_in_flight = frozenset(partial.groups)
             self._apply_uplink(self.uplink.offer(pending.seq, pending.content, now), now)
         self._log.info("gateway_recovered", updates=len(self._combiner.open.contributions))
 
@@ -193,6 +196,10 @@ class GatewayDriver:
 
     def _take_model(self, model: ModelReceived, now: float) -> None:
         """Learn a version, and pass it on to the cell."""
+        terms, combiner = model.terms, self._combiner
+        if combiner is not None and combiner.gate.lineage == terms.lineage:
+            # After a restart, journalled updates are weighed as they were when they arrived.
+            terms = replace(terms, statistics=combiner.statistics | terms.statistics)
         head = model_head(
             version=model.version,
             sync=model.sync,
@@ -200,13 +207,14 @@ class GatewayDriver:
             model="",
             size=model.vector.size,
             integers=model.integers,
-            terms=model.terms,
+            terms=terms,
         )
         self._inbox.note("model", base64.b64encode(pack(head)).decode())
         if self._combiner is None:
             self._combiner = self._build_combiner(head)
-        terms = model.terms
-        announced = VersionAnnounced(model.version, terms.statistics, model.sync, terms.lineage)
+        announced = VersionAnnounced(
+            model.version, model.terms.statistics, model.sync, model.terms.lineage
+        )
         self._step(announced, now)
         checkpoint = Checkpoint(model.version, model.vector, model.integers)
         self.cell.release(checkpoint, model.sync, model.terms, now)

@@ -161,6 +161,70 @@ def _fuzz(arguments: argparse.Namespace) -> int:
     return VIOLATED if failure is not None else 0
 
 
+def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the benchmarks' flags."""
+    parser.add_argument("name", choices=sorted(BENCHES), help="what to measure")
+    parser.add_argument("--quick", action="store_true", help="less of it, in a few minutes")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="where plots go (runs/bench/NAME)"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    """Run a benchmark."""
+    output = arguments.output or Path("runs/bench") / arguments.name
+    results = BENCHES[arguments.name](arguments, output)
+    if arguments.json:
+        _print_json(arguments.name, {"quick": arguments.quick}, results)
+    return 0
+
+
+def _bench_speedup(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
+    from rich.console import Console
+
+    from hetertrain_lab import speedup
+    from hetertrain_lab.page import terminal_table
+    from hetertrain_lab.progress import track
+    from hetertrain_lab.speedup_report import scenario_rows, write_speedup_page
+
+    with track("speedup", 1.0) as on_progress:
+        entries, figures = speedup.run_speedup(is_quick=arguments.quick, on_progress=on_progress)
+    page = write_speedup_page(output, entries, figures)
+    results: dict[str, Any] = {**figures, "entries": speedup.as_plain(entries), "page": str(page)}
+    (output / "speedup.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    if not arguments.json:
+        console = Console()
+        for scenario in figures:
+            console.print(terminal_table(scenario_rows(scenario, entries)))
+        console.print(f"plots and all trials: {page}", highlight=False)
+    return results
+
+
+def _bench_fidelity(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
+    from rich.console import Console
+
+    from hetertrain_lab.fidelity import fidelity_rows, run_fidelity
+    from hetertrain_lab.page import terminal_table
+    from hetertrain_lab.progress import track
+
+    with track("fidelity", 1.0) as on_progress:
+        measures = run_fidelity(output, on_progress)
+    if not arguments.json:
+        Console().print(terminal_table(fidelity_rows(measures)))
+    results: dict[str, Any] = {name: asdict(measure) for name, measure in measures.items()}
+    return results | {"ratios": measures["processes"].ratios(measures["simulator"])}
+
+
+BENCHES: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
+    "speedup": _bench_speedup,
+    "fidelity": _bench_fidelity,
+}
+"""Benchmarks by name; each returns its results and shows them, unless JSON is asked for."""
+
+
 def _print_json(name: str, settings: dict[str, Any], results: dict[str, Any]) -> None:
     machine = {"architecture": platform.machine(), "cores": os.cpu_count()}
     document = {"name": name, "settings": settings, "machine": machine, "results": results}
@@ -195,6 +259,12 @@ COMMANDS = (
         help="run a fleet in virtual time, deterministically, and check every promise",
         run=run_simulate,
         add_arguments=add_simulate_arguments,
+    ),
+    Command(
+        name="bench",
+        help="measure something, against its limit or against others",
+        run=run_bench,
+        add_arguments=add_bench_arguments,
     ),
     Command(
         name="broker",

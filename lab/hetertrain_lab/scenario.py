@@ -85,7 +85,7 @@ class Learning(_Part):
     parameters: Annotated[int, Field(ge=1, le=1 << 28)] = 1000
     """The size of a synthetic model."""
     target: float | None = None
-    """Stop once the task's headline metric, the mean of three evaluations, has reached this."""
+    """Reached once the task's headline metric, the mean of three evaluations, is at least this."""
 
 
 class Scenario(_Part):
@@ -100,6 +100,8 @@ class Scenario(_Part):
     seconds: Positive = 60.0
     steps: Annotated[int, Field(ge=1)] | None = None
     """Stop when the fleet has trained so many local steps in all."""
+    stops_at_target: bool = True
+    """Stop when the target is reached."""
     message_bytes: Positive | None = None
     """How large a dense model is on the wire; None: as large as it is."""
     heartbeat_seconds: Positive = 2.0

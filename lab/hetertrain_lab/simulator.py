@@ -775,13 +775,13 @@ class SimulatedFleet:
         for process in self.processes:
             process.begin_troubles()
         self._trouble_broker()
-        reached_at = self._train()
+        result = self._result(self._train())
         if self._is_checked:
             self._calm_down()
         for process in self.processes:
             if process.is_up:
                 process.dismantle()
-        return self._result(reached_at)
+        return result
 
     def _trouble_broker(self) -> None:
         troubles, rng = self.scenario.broker, self.rng
@@ -815,7 +815,7 @@ class SimulatedFleet:
                 num_seen = len(self.evaluations)
                 if reached_at is None and self._has_reached():
                     reached_at = self.clock.now
-                    if scenario.steps is None:
+                    if scenario.stops_at_target:
                         break
             if scenario.steps is not None and self.num_steps >= scenario.steps:
                 break
@@ -843,8 +843,7 @@ class SimulatedFleet:
         """End all troubles; then all that was accepted must be counted, and training go on."""
         calm_at = self.clock.now
         self.is_calm = self.broker.is_calm = True
-        calm_seconds = max(CALM_SECONDS, 4 * self.policy.cut_seconds)
-        while self._step(calm_at + calm_seconds):
+        while self._step(calm_at + CALM_SECONDS):
             pass
         machine = self.cloud.driver.machine
         kept = set(machine.open.contributions)
@@ -856,7 +855,7 @@ class SimulatedFleet:
         idle = [v.name for v in self.vehicles if v.driver.worker.state is State.JOINING]
         if idle:
             raise ViolationError(
-                f"{idle[0]} still waits for a model after {calm_seconds:g} calm seconds"
+                f"{idle[0]} still waits for a model after {CALM_SECONDS:g} calm seconds"
             )
         if self.vehicles and not self.ledger.counted:
             raise ViolationError("nothing was merged at all")

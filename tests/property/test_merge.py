@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -105,6 +106,27 @@ def test_with_all_nodes_and_no_lag_a_cut_is_fedavg(
         ]
         exact = float(sum(terms)) * (unit * 2.0**-32 / total)
         assert ready.release.checkpoint.vector[index] == np.float32(exact)
+
+
+@given(st.lists(deltas, min_size=1, max_size=6))
+def test_with_equal_factors_a_cut_at_k_is_fedbuff(work: list[np.ndarray]) -> None:
+    """FedBuff (Nguyen et al. 2022): the model moves by η times the mean of K buffered deltas."""
+    num_buffered = len(work)
+    policy = replace(SYNC_PRESETS["fedbuff"], cut_fraction=0.5)
+    aggregator = make_aggregator(policy, replace(WEIGHT_PRESETS["fedbuff"], server_rate=0.5))
+    for number in range(2 * num_buffered):
+        aggregator.handle(MemberSeen(f"n{number}"), 0.0)
+    # A hundred examples out of a cap of 2**16, a quarter of it at most: the same for all.
+    scaled = 100 / aggregator.statistics[0].examples_cap / 4.0 * 2**32
+    for number, delta in enumerate(work):
+        update = make_update(f"n{number}", 1, delta, examples=100)
+        ready = aggregator.handle(UpdateArrived(update), 1.0)
+    assert ready.release is not None
+    unit = WEIGHT_PRESETS["fedbuff"].unit(Statistics())
+    for index in range(SIZE):
+        terms = [Fraction(round(float(delta[index]) * scaled)) for delta in work]
+        mean = float(sum(terms)) * (unit * 2.0**-32 / (100 * num_buffered))
+        assert ready.release.checkpoint.vector[index] == np.float32(0.5 * mean)
 
 
 @given(update_sets(), st.integers(0, 12))

@@ -116,6 +116,8 @@ class Combiner:
     members: Members = field(default_factory=Members)
     open: Partial = field(default_factory=Partial)
     is_in_flight: bool = False
+    bases_in_flight: frozenset[int] = frozenset()
+    """The base versions of the partial in flight; it may come back to be collected again."""
     num_orphaned: int = 0
     """Accepted updates of a lineage that ended before they reached the cloud."""
     _first_at: float | None = None
@@ -142,7 +144,7 @@ class Combiner:
                 self.members.begin_sync(sync)
                 self._sync_closes_at = now + notice.deadline_seconds
             case PartialSettled(verdict):
-                self.is_in_flight = False
+                self.is_in_flight, self.bases_in_flight = False, frozenset()
                 settled = verdict
             case Pulled():
                 self._first_at = None if self._first_at is None else -math.inf
@@ -196,10 +198,11 @@ class Combiner:
             self.open, self._first_at = Partial(), None
             self.statistics = {}
         self.version = event.version
-        # Updates may be collected again after a refusal, so their statistics outlive the gate's
-        # need of them.
-        oldest = event.version - 2 * self.policy.max_lag
-        kept = {v: s for v, s in self.statistics.items() if v >= oldest}
+        # Updates may be collected again after a refusal, so the statistics of their bases outlive
+        # the gate's need of them.
+        needed = self.bases_in_flight | self.open.groups.keys()
+        oldest = event.version - self.policy.max_lag
+        kept = {v: s for v, s in self.statistics.items() if v >= oldest or v in needed}
         self.statistics = kept | dict(event.statistics)
         if event.sync is not None and event.sync == self.members.sync:
             self.members.end_sync()
@@ -227,7 +230,7 @@ class Combiner:
     def _forward(self, sync: int | None) -> Forward:
         partial, self.open = self.open, Partial()
         self._first_at = None
-        self.is_in_flight = True
+        self.is_in_flight, self.bases_in_flight = True, frozenset(partial.groups)
         return Forward(partial, sync)
 
     def _wake_at(self) -> float | None:

@@ -52,13 +52,16 @@ class SyncPolicy:
     (urgent pull, as in Port, Su and Li 2022); None: never."""
     max_lag: int = 64
     """Updates of a larger lag are refused; their node puts them back into its unsent progress."""
+    residual_decay: float = 1.0
+    """What a node keeps of its residual from one update to the next; below 1, what a thin link
+    cannot send in time is let go instead of sent late."""
     late_damping: float = 0.5
     """What a node keeps of a delta that was refused as too old."""
     pace_seconds: float | None = 1.0
-    """A node publishes this long after its last update, if its link is free."""
+    """A node publishes at the latest this long after its last update, if its link is free."""
     pace_steps: int | None = None
-    """A node publishes after so many local steps (instead of ``pace_seconds``)."""
-    pace_density: float = 0.01
+    """A node publishes after so many local steps."""
+    pace_density: float = 0.001
     """A thin link paces itself so that an update can hold this share of the parameters."""
     hold_after_update: bool = False
     """A node waits for the next version after each update (synchronous schemes)."""
@@ -74,8 +77,8 @@ class SyncPolicy:
     """The share of a link's time that updates may take."""
 
     def __post_init__(self) -> None:
-        if (self.pace_seconds is None) == (self.pace_steps is None):
-            raise ValueError("a policy needs exactly one of pace_seconds and pace_steps")
+        if self.pace_seconds is None and self.pace_steps is None:
+            raise ValueError("a policy needs pace_seconds, pace_steps, or both")
         if not 0 < self.cut_fraction <= 1 or not 0 < self.sync_quorum <= 1:
             raise ValueError("cut_fraction and sync_quorum are shares in (0, 1]")
         if self.max_lag < 0 or self.cut_seconds <= 0 or self.sync_deadline_seconds <= 0:
@@ -120,9 +123,9 @@ class WeightPolicy:
     bounded.
     """
 
-    lag_exponent: float = 0.5
+    lag_exponent: float = 0.25
     """a in s(lag) = (1 + lag)^-a, as in FedAsync and FedBuff."""
-    step_exponent: float = 0.5
+    step_exponent: float = 0.0
     """β of step normalisation (FedNova, Wang et al. 2020): 0 trusts long updates more, 1 all alike.
     """
     examples_cap_medians: float = 4.0
@@ -191,11 +194,11 @@ SYNC_PRESETS |= {
 
 WEIGHT_PRESETS: dict[str, WeightPolicy] = {
     "sap": WeightPolicy(),
-    "fedavg": WeightPolicy(step_exponent=0.0, server_rate=1.0),
-    "fedbuff": WeightPolicy(step_exponent=0.0, server_rate=1.0),
-    "fedasync": WeightPolicy(step_exponent=0.0, server_rate=0.6),
-    "ssgd": WeightPolicy(step_exponent=0.0, server_rate=1.0),
-    "asgd": WeightPolicy(step_exponent=0.0, lag_exponent=0.0, server_rate=1.0),
-    "ssp": WeightPolicy(step_exponent=0.0, lag_exponent=0.0, server_rate=1.0),
+    "fedavg": WeightPolicy(lag_exponent=0.5, server_rate=1.0),
+    "fedbuff": WeightPolicy(lag_exponent=0.5, server_rate=1.0),
+    "fedasync": WeightPolicy(lag_exponent=0.5, server_rate=0.6),
+    "ssgd": WeightPolicy(lag_exponent=0.5, server_rate=1.0),
+    "asgd": WeightPolicy(lag_exponent=0.0, server_rate=1.0),
+    "ssp": WeightPolicy(lag_exponent=0.0, server_rate=1.0),
 }
 """The weights that go with each scheme."""

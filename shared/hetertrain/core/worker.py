@@ -261,8 +261,11 @@ class Worker:
             return False
         if self._is_pulled:
             return True
-        if self.policy.pace_steps is not None:
-            return self._steps_unsent >= self.policy.pace_steps
+        policy = self.policy
+        if policy.pace_steps is not None and self._steps_unsent >= policy.pace_steps:
+            return True
+        if policy.pace_seconds is None:
+            return False
         return now >= self._published_at + self._period_seconds()
 
     def _period_seconds(self) -> float:
@@ -275,7 +278,7 @@ class Worker:
             return None
         delta = self._local - self._reference + self._residual
         encoded = codec.encode(delta, self._budget_bytes(now, factor))
-        self._residual = delta - encoded.decoded
+        self._residual = np.float32(self.policy.residual_decay) * (delta - encoded.decoded)
         self._reference = self._reference + encoded.decoded
         if not self.policy.is_dense:
             self._local, self._must_restart = self._reference, True
