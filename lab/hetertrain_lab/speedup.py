@@ -6,9 +6,11 @@ policy gets the same number of trials for its own learning rate and one rule of 
 that reports nothing; what it reports comes from other seeds. Every trial is in the result.
 
 - The *target* of a scenario is reached when the mean of three evaluations has reached it.
-- A run ends at its target, or after ``steps`` local steps of the whole fleet: equal computing.
+- A run ends at its target, or after a number of local steps of the whole fleet, the same for all.
 - Runs that also measure the *final accuracy* (SAP and the synchronous ones) go on to the end of
-  their steps; it is the mean over their last evaluations.
+  their steps; it is the mean over their last evaluations. SAP makes up to ``SAP_STEPS_FACTOR``
+  times as many steps, as far as its fleet computes them in the virtual time that the synchronous
+  policies need for theirs; the table shows the time.
 - The *throughput bound* is the fleet's sum of speeds over N times the slowest speed: what never
   waiting can gain over waiting for the slowest where messages cost nothing.
 """
@@ -34,11 +36,14 @@ ALPHAS = {"iid": "1000", "dir03": "0.3"}
 TARGETS = {"iid": 0.92, "dir03": 0.90}
 TUNING_SEED = 100
 SEEDS = (1, 2, 3)
-STEPS = 12_000
-"""Local steps of the whole fleet in one run: 96 epochs."""
+STEPS = {"paper": 16_000, "compute": 8_000, "harsh": 8_000, "homog": 8_000}
+"""Local steps of the whole fleet in one run; 125 are an epoch."""
+TUNING_STEPS = {"paper": 10_000, "compute": 5_000, "harsh": 5_000, "homog": 5_000}
+SAP_STEPS_FACTOR = 3.0
 SLOW_HEARTBEAT_SECONDS = 60.0
 FINAL_EVALUATIONS = 10
 WORKERS = 2
+SECONDS_MAX = 1e7
 
 _SLOW_TO_FAST: dict[str, Any] = {"count": NUM_NODES, "step_seconds": (0.05, 0.5)}
 FLEETS: dict[str, dict[str, Any]] = {
@@ -79,6 +84,8 @@ SCENARIOS = (
     "homog_iid",
 )
 QUICK_SCENARIOS = ("compute_iid", "paper_dir03")
+QUICK_STRIDE = 2
+"""A quick run makes every second trial only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +164,7 @@ def build(name: str, contender: Contender, trial: Trial) -> Scenario:
             "sync": trial.rules,
             "weights": trial.weights,
             "installed": True,
-            "seconds": 1e7,
+            "seconds": SECONDS_MAX,
             # A round of dense messages takes a quarter of an hour: few heartbeats are enough.
             "heartbeat_seconds": SLOW_HEARTBEAT_SECONDS if slow else 2.0,
             "learning": {
@@ -195,13 +202,18 @@ class Run:
 
 
 def run_once(
-    name: str, contender: Contender, trial: Trial, seed: int, *, seconds: float | None, to_end: bool
+    name: str,
+    contender: Contender,
+    trial: Trial,
+    seed: int,
+    *,
+    steps: int,
+    seconds: float = SECONDS_MAX,
+    to_end: bool = False,
 ) -> Run:
-    """Run one seed of one trial, for at most ``seconds`` of virtual time."""
+    """Run one seed of one trial: to its target, or to the end of its steps or virtual seconds."""
     scenario = build(name, contender, trial)
-    changes: dict[str, Any] = {"steps": STEPS, "stops_at_target": not to_end}
-    if seconds is not None:
-        changes["seconds"] = seconds
+    changes = {"steps": steps, "seconds": seconds, "stops_at_target": not to_end}
     result = simulate(scenario.model_copy(update=changes), seed, is_checked=False)
     curve = [(e.seconds, next(iter(e.metrics.values()))) for e in result.evaluations]
     last = [value for _, value in curve[-FINAL_EVALUATIONS:]]
@@ -248,22 +260,26 @@ class Entry:
         return median(run.final for run in self.runs)
 
 
-def enter(name: str, contender_name: str, seeds: tuple[int, ...]) -> Entry:
+def enter(name: str, contender_name: str, seeds: tuple[int, ...], *, is_quick: bool) -> Entry:
     """Tune a policy on a scenario, then run the seeds that report."""
     began = time.monotonic()
-    contender = contenders(name.split("_")[0])[contender_name]
+    fleet = name.split("_")[0]
+    contender = contenders(fleet)[contender_name]
     trials: list[Run] = []
     best: Run | None = None
-    for trial in contender.trials():
-        limit = None if best is None else best.reached_at
-        run = run_once(name, contender, trial, TUNING_SEED, seconds=limit, to_end=False)
+    for trial in list(contender.trials())[:: QUICK_STRIDE if is_quick else 1]:
+        limit = SECONDS_MAX if best is None or best.reached_at is None else best.reached_at
+        steps = TUNING_STEPS[fleet]
+        run = run_once(name, contender, trial, TUNING_SEED, steps=steps, seconds=limit)
         trials.append(run)
         if best is None or _is_better(run, best):
             best = run
     assert best is not None, "a contender has trials"
+    factor = min(SAP_STEPS_FACTOR, throughput_bound(name)) if contender_name == "sap" else 1.0
+    steps = round(STEPS[fleet] * factor)
     to_end = contender.measures_final
     runs = [
-        run_once(name, contender, best.trial, seed, seconds=None, to_end=to_end) for seed in seeds
+        run_once(name, contender, best.trial, seed, steps=steps, to_end=to_end) for seed in seeds
     ]
     return Entry(name, contender_name, trials, best.trial, runs, time.monotonic() - began)
 
@@ -287,7 +303,7 @@ def run_speedup(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["hetertrain_lab.speedup", "torch", "torch._dynamo"])
     with ProcessPoolExecutor(WORKERS, context) as pool:
-        futures = [pool.submit(enter, scenario, name, seeds) for scenario, name in jobs]
+        futures = [pool.submit(enter, s, name, seeds, is_quick=is_quick) for s, name in jobs]
         for future in as_completed(futures):
             entries.append(future.result())
             on_progress(len(entries) / len(jobs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hetertrain_lab.page import BLUE, GREEN, GREY, ORANGE, Rows, draw, image, section, write_page
@@ -19,7 +20,7 @@ def scenario_rows(scenario: str, entries: list[Entry]) -> Rows:
     sap = next(entry for entry in mine if entry.name == "sap").median_seconds
     target = TARGETS[scenario.split("_")[1]]
     header: tuple[str, ...] = ("policy", f"s to {target:.2f}", "range", "SAP is faster by")
-    header += ("final", "up per node", "chosen", "trials")
+    header += ("final", "after s", "up per node", "chosen", "trials")
     rows: list[tuple[str, ...]] = []
     for entry in sorted(mine, key=lambda e: e.median_seconds or float("inf")):
         middle = entry.median_seconds
@@ -31,6 +32,7 @@ def scenario_rows(scenario: str, entries: list[Entry]) -> Rows:
                 _range(entry),
                 _ratio(middle, sap),
                 f"{entry.final:.4f}" if is_final else "",
+                f"{median(run.seconds for run in entry.runs):,.0f}" if is_final else "",
                 _megabytes(entry),
                 _chosen(entry),
                 str(len(entry.trials)),

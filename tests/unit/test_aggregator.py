@@ -68,7 +68,7 @@ def test_a_lone_stale_update_is_discounted() -> None:
     policy = replace(SAP, sync_seconds=None, cut_fraction=1e-9)
     moves = {}
     for base_version in (0, 3):
-        aggregator = with_members(1, policy)
+        aggregator = with_members(1, policy, WeightPolicy(lag_exponent=0.5))
         for seq in range(3):
             aggregator.handle(UpdateArrived(make_update("n0", seq, 0.0, base_version=seq)), 1.0)
         before = aggregator.checkpoint.vector
@@ -196,3 +196,45 @@ def test_a_snapshot_restores_the_machine_beside_its_checkpoint() -> None:
     assert restored.statistics == aggregator.statistics
     assert restored.mean_discount == aggregator.mean_discount
     assert ("n0", 1) in restored.seen
+
+
+def test_a_node_too_far_ahead_of_the_slowest_is_told_what_to_wait_for() -> None:
+    aggregator = with_members(2, SYNC_PRESETS["ssp"])
+    holds = []
+    for seq in range(5):
+        update = make_update("n0", seq, base_version=aggregator.checkpoint.version)
+        (verdict,) = aggregator.handle(UpdateArrived(update), float(seq)).verdicts
+        holds.append(verdict.hold_until_clock)
+    assert SYNC_PRESETS["ssp"].clock_bound == 3
+    assert holds == [0, 0, 0, 1, 2]
+    assert aggregator.members.slowest == 0
+
+
+def test_one_who_joins_late_counts_from_where_the_slowest_is() -> None:
+    aggregator = with_members(1, SYNC_PRESETS["ssp"])
+    for seq in range(6):
+        update = make_update("n0", seq, base_version=aggregator.checkpoint.version)
+        aggregator.handle(UpdateArrived(update), float(seq))
+    aggregator.handle(MemberSeen("late"), 9.0)
+    assert aggregator.members.slowest == 6
+
+
+def test_a_laggard_is_asked_once_for_what_it_has() -> None:
+    policy = replace(SAP, cut_fraction=1e-9, sync_seconds=None, pull_lag=2)
+    aggregator = with_members(2, policy)
+    aggregator.handle(UpdateArrived(make_update("n1", 0)), 0.0)
+    pulls = []
+    for seq in range(1, 5):
+        update = make_update("n0", seq, base_version=aggregator.checkpoint.version)
+        pulls.append(aggregator.handle(UpdateArrived(update), float(seq)).pulls)
+    assert pulls == [(), ("n1",), (), ()]
+
+
+def test_an_update_of_another_run_of_the_job_is_refused() -> None:
+    """After a job starts anew, the same numbers mean other models."""
+    aggregator = with_members(1)
+    update = replace(make_update("n0", 1), lineage="the run before")
+    (verdict,) = aggregator.handle(UpdateArrived(update), 1.0).verdicts
+    assert verdict.outcome is Outcome.REJECTED
+    partial = PartialArrived("gateway", 1, None, Partial(), "the run before")
+    assert aggregator.handle(partial, 1.0).verdicts[0].outcome is Outcome.REJECTED

@@ -18,7 +18,7 @@ from hetertrain.wire.contents import JobTerms
 from hetertrain.wire.downlink import ContentReceived, Downlink, NodeGone
 from hetertrain.wire.frames import Begin, Flushed, NodeState, pack, unpack
 from hetertrain.wire.transfer import Receiver, Sender
-from hetertrain.wire.uplink import ModelReceived, Outgoing, Settled, Uplink
+from hetertrain.wire.uplink import ModelReceived, Outgoing, PullReceived, Settled, Uplink
 
 TERMS = JobTerms("layout", SYNC_PRESETS["sap"], WEIGHT_PRESETS["sap"], {0: Statistics()})
 STATE = NodeState(
@@ -240,3 +240,32 @@ def test_the_last_will_says_offline_and_is_retained() -> None:
     message, _ = unpack(will.frame)
     assert will.retain
     assert message == replace(STATE, is_online=False)
+
+
+def test_a_job_that_starts_anew_reaches_a_node_that_holds_its_first_version() -> None:
+    """The same bytes as version 0 of another run are another model."""
+    talk = Conversation(seed=1, loss=0.0)
+    talk.run(5)
+    before = len(talk.node_events)
+    terms = replace(TERMS, lineage="anew")
+    checkpoint = Checkpoint(talk.version, talk.vector.copy(), np.empty(0, np.int64))
+    talk.down(talk.aggregator.release(checkpoint, None, terms, talk.now))
+    talk.run(10)
+    received = [e for e in talk.node_events[before:] if isinstance(e, ModelReceived)]
+    assert received[-1].terms.lineage == "anew"
+
+
+def test_a_node_that_has_the_newest_version_already_is_sent_none() -> None:
+    talk = Conversation(seed=1, loss=0.0)
+    node = Uplink(replace(STATE, node="n1", tier="t3"), TIERS["t3"])
+    node.hold(ModelReceived(0, talk.vector.copy(), np.empty(0, np.int64), None, TERMS))
+    ready = node.connected(talk.now)
+    sent = talk.aggregator.received(ready.send[0].topic, ready.send[0].frame, talk.now).send
+    later = talk.aggregator.tick(talk.now + 3.0).send
+    assert not [item for item in (*sent, *later) if item.topic.endswith("/t3")]
+
+
+def test_a_pull_reaches_its_node() -> None:
+    talk = Conversation(seed=1, loss=0.0)
+    talk.down(talk.aggregator.pull("n0", talk.now))
+    assert PullReceived() in talk.node_events

@@ -12,7 +12,7 @@ from hetertrain.core.aggregator import SyncNotice, Tick
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.policy import SYNC_PRESETS, SyncPolicy
 from hetertrain.core.tiers import TIERS
-from hetertrain.core.worker import ModelArrived, State, Trained, UpdateSettled, Worker
+from hetertrain.core.worker import ModelArrived, Pulled, State, Trained, UpdateSettled, Worker
 from tests.builders import LAYOUT
 
 SAP = SYNC_PRESETS["sap"]
@@ -148,3 +148,68 @@ def test_an_update_never_exceeds_what_its_link_carries(tier: str) -> None:
     worker.handle(model(0), 10.0)
     payload = worker.handle(trained(1.0), 11.5).publish.payload
     assert len(payload) <= TIERS[tier].budget_bytes(4 * SAP.pace_seconds, SAP.budget_share)
+
+
+def test_it_trains_on_through_a_sync_where_the_policy_says_so() -> None:
+    worker = make_worker(replace(SAP, hold_at_sync=False))
+    worker.handle(model(0), 10.0)
+    worker.handle(SyncNotice(7, 3.0), 10.2)
+    flush = worker.handle(trained(1.0), 10.3)
+    assert flush.publish is not None
+    assert flush.publish.sync == 7
+    assert flush.train is not None
+
+
+def test_a_flush_waits_for_the_update_in_flight_and_training_need_not() -> None:
+    worker = make_worker(replace(SAP, hold_at_sync=False))
+    worker.handle(model(0), 10.0)
+    first = worker.handle(trained(1.0), 12.0).publish
+    worker.handle(SyncNotice(7, 3.0), 12.1)
+    waiting = worker.handle(trained(2.0), 12.2)
+    assert waiting.publish is None
+    assert waiting.train is not None
+    assert worker.handle(settled(worker, first.payload), 12.3).interrupt
+    assert worker.handle(trained(2.5), 12.4).publish.sync == 7
+
+
+def test_a_pull_brings_what_there_is_before_its_time() -> None:
+    worker = make_worker(replace(SAP, pace_seconds=99.0))
+    worker.handle(model(0), 10.0)
+    assert worker.handle(Pulled(), 10.1).interrupt
+    ready = worker.handle(trained(1.0, steps=1), 10.2)
+    assert ready.publish is not None
+    assert ready.publish.steps == 1
+
+
+def test_one_too_far_ahead_holds_until_the_slowest_has_come_along() -> None:
+    worker = make_worker(SYNC_PRESETS["ssp"])
+    worker.handle(model(0), 10.0)
+    sent = worker.handle(trained(1.0), 10.1).publish
+    verdict = Verdict("n0", sent.seq, Outcome.MERGED, hold_until_clock=2)
+    worker.handle(UpdateSettled(verdict, sent.payload), 10.2)
+    held = worker.handle(trained(2.0), 10.3)
+    assert held.train is None
+    assert worker.waiting_for().code == "slowest"
+    assert worker.handle(replace(model(1), slowest=1), 10.4).train is None
+    assert worker.handle(replace(model(2), slowest=2), 10.5).train is not None
+
+
+def test_no_hold_is_without_a_deadline() -> None:
+    worker = make_worker(SYNC_PRESETS["fedavg"])
+    worker.handle(model(0), 10.0)
+    ready = worker.handle(trained(1.0, steps=20), 11.0)
+    assert ready.wake_at == pytest.approx(11.0 + SYNC_PRESETS["fedavg"].hold_seconds)
+    assert worker.handle(Tick(), ready.wake_at).train is not None
+
+
+def test_a_thin_link_paces_itself_to_what_it_can_carry() -> None:
+    policy = replace(SAP, pace_density=0.01)
+    size = 1_000_000
+    assert policy.period_seconds(5e8, size) == SAP.pace_seconds
+    thin = policy.period_seconds(64_000, size)
+    assert thin * 64_000 / 8 * SAP.budget_share == pytest.approx(0.01 * size * 2.0)
+
+
+def test_a_policy_without_any_pace_is_refused() -> None:
+    with pytest.raises(ValueError, match="pace"):
+        replace(SAP, pace_seconds=None, pace_steps=None)

@@ -175,9 +175,10 @@ class Worker:
         return self._at_boundary(now)
 
     def _should_interrupt(self, now: float) -> bool:
-        can_flush = self.state is State.FLUSHING and not self.is_in_flight
+        is_asked = self.state is State.FLUSHING or self._is_pulled
+        can_answer = is_asked and not self.is_in_flight
         must_hold = self.state is State.FLUSHING and self.policy.hold_at_sync
-        return self._pending is not None or can_flush or must_hold or self._is_due(now)
+        return self._pending is not None or can_answer or must_hold or self._is_due(now)
 
     def _take_progress(self, event: Trained) -> None:
         self._is_training = self._is_interrupted = False
