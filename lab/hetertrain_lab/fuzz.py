@@ -27,7 +27,7 @@ def random_scenario(seed: int, drops: tuple[str, ...] = ()) -> Scenario:
     plain: Plain = {
         "name": f"fuzz-{seed}",
         "policy": rng.choice(sorted(SYNC_PRESETS)),
-        "seconds": rng.uniform(10.0, 40.0),
+        "seconds": rng.uniform(8.0, 25.0),
         "heartbeat_seconds": rng.choice([1.0, 2.0, 5.0]),
         "installed": rng.random() < 0.3,
         "vehicles": [_vehicles(rng)],

@@ -1,4 +1,4 @@
-"""A progress bar for long work, on standard error."""
+"""How far long work is, on standard error: a bar in a terminal, else a line for each tenth."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ def track(title: str, total: float) -> Iterator[Callable[[float], None]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:
+        yield _lines(title, total)
+        return
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task(title, total=total)
         yield lambda done: progress.update(task, completed=done)
+
+
+def _lines(title: str, total: float) -> Callable[[float], None]:
+    told = 0
+
+    def tell(done: float) -> None:
+        nonlocal told
+        tenths = int(10 * done / total)
+        if tenths > told:
+            told = tenths
+            sys.stderr.write(f"{title}: {10 * tenths} %\n")
+
+    return tell

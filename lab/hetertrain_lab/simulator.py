@@ -69,7 +69,7 @@ from hetertrain_vehicle.trainer import Trainer
 
 JOB = "simulated"
 CLOUD_SHAPE = LinkShape(rate_bits_per_second=1e12, latency_seconds=0.001)
-CALM_SECONDS = 120.0
+CALM_SECONDS = 60.0
 """At the end all troubles stop for so long; then everything accepted must have been counted."""
 FUSE_PUBLICATIONS_MAX = 6
 ACTS_PER_SECOND_MAX = 20_000

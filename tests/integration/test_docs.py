@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
 WAIT_SECONDS = 90.0
 
 
@@ -37,7 +37,7 @@ def command(line: str, tmp_path: Path) -> str:
     # A short run stands for the demo's minute; what it prints and writes is the same.
     if line.startswith("script/demo"):
         return f"{ROOT}/{line} --seconds 5 --vehicles 4 --edges 1 --no-baseline --output {tmp_path}"
-    return line
+    return line.replace("scenarios/", f"{ROOT}/scenarios/")
 
 
 FOREGROUND = [b for b in blocks() if "&" not in b and not b.startswith("script/test")]
