@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from hetertrain.errors import LayoutError, StoreError
 from hetertrain.logging import get_logger
 
 KEPT = 3
+STATE_PREFIX = "aggregator-state/"
+"""Names of arrays that are the aggregator's, not the model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Stored:
 
     checkpoint: Checkpoint
     snapshot: dict[str, Any]
+    arrays: dict[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +45,20 @@ class CheckpointStore:
     directory: Path
     layout: ParameterLayout
 
-    def save(self, checkpoint: Checkpoint, snapshot: dict[str, Any]) -> Path:
-        """Make a checkpoint durable.
+    def save(
+        self,
+        checkpoint: Checkpoint,
+        snapshot: dict[str, Any],
+        arrays: Mapping[str, NDArray[np.generic]],
+    ) -> Path:
+        """Make a checkpoint durable, with plain data and arrays of the aggregator's state.
 
         Raises:
             StoreError: the disk is full or broken; older checkpoints are untouched.
         """
         path = self.directory / f"version-{checkpoint.version:08d}.safetensors"
-        write_model(path, self.layout, checkpoint, {"snapshot": json.dumps(snapshot)})
+        extra = {f"{STATE_PREFIX}{name}": array for name, array in arrays.items()}
+        write_model(path, self.layout, checkpoint, {"snapshot": json.dumps(snapshot)}, extra)
         for old in self._newest_first()[KEPT:]:
             old.unlink(missing_ok=True)
         return path
@@ -82,13 +92,22 @@ class CheckpointStore:
         checkpoint = Checkpoint(int(metadata["version"]), *self.layout.flatten(tensors))
         if checkpoint.digest() != metadata["digest"]:
             raise StoreError(f"{path} was altered: its digest is not {metadata['digest']}")
-        return Stored(checkpoint, json.loads(metadata["snapshot"]))
+        arrays = {
+            name.removeprefix(STATE_PREFIX): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(STATE_PREFIX)
+        }
+        return Stored(checkpoint, json.loads(metadata["snapshot"]), arrays)
 
 
 def write_model(
-    path: Path, layout: ParameterLayout, checkpoint: Checkpoint, metadata: dict[str, str]
+    path: Path,
+    layout: ParameterLayout,
+    checkpoint: Checkpoint,
+    metadata: dict[str, str],
+    extra: Mapping[str, NDArray[np.generic]] | None = None,
 ) -> None:
-    """Write a model by tensor name, atomically.
+    """Write a model by tensor name, and ``extra`` arrays beside it, atomically.
 
     Raises:
         StoreError: the disk is full or broken; a file that was there is untouched.
@@ -98,7 +117,7 @@ def write_model(
         "version": str(checkpoint.version),
         "digest": checkpoint.digest(),
     }
-    tensors = layout.unflatten(checkpoint.vector, checkpoint.integers)
+    tensors = layout.unflatten(checkpoint.vector, checkpoint.integers) | dict(extra or {})
     temporary = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

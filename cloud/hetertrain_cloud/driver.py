@@ -45,8 +45,8 @@ from hetertrain_cloud.checkpoints import CheckpointStore
 
 CHECKPOINT_CUTS = 10
 VERSIONS_FILE = "versions.jsonl"
-_CUT = b""
-"""The journal's mark of a cut."""
+_CUT = b"cut "
+"""How the journal's mark of a cut begins; the synchronisation that it ended follows, if any."""
 
 
 class JobDriver:
@@ -102,11 +102,12 @@ class JobDriver:
             policy,
             weights,
             initial if stored is None else stored.checkpoint,
+            layout.buffers(),
         )
         if stored is None:
-            self._store.save(machine.checkpoint, machine.snapshot())
+            self._store.save(machine.checkpoint, machine.snapshot(), machine.arrays())
         else:
-            machine.restore(stored.snapshot)
+            machine.restore(stored.snapshot, stored.arrays)
         noted = self._noted_version()
         for content in self._inbox.read(machine.checkpoint.version, 1 << 62):
             release = machine.replay(_read_record(content, machine.checkpoint.version))
@@ -179,7 +180,7 @@ class JobDriver:
             release.sync is not None or checkpoint.version >= self._saved_version + CHECKPOINT_CUTS
         )
         if is_due and checkpoint.version > self._saved_version:
-            self._store.save(checkpoint, self.machine.snapshot())
+            self._store.save(checkpoint, self.machine.snapshot(), self.machine.arrays())
             # One generation more is kept, for a newest file that proves to be torn.
             self._inbox.forget(0, self._saved_version - 1)
             self._saved_version = checkpoint.version
@@ -262,8 +263,8 @@ def whole_lines(path: Path) -> list[str]:
 
 def _write_record(record: Record) -> bytes:
     match record:
-        case CutRecord():
-            return _CUT
+        case CutRecord(_, sync):
+            return _CUT + (b"" if sync is None else str(sync).encode())
         case UpdateArrived(update):
             return pack_update(update)
         case PartialArrived(node, seq, sync, partial, lineage):
@@ -271,4 +272,7 @@ def _write_record(record: Record) -> bytes:
 
 
 def _read_record(content: bytes, version: int) -> Record:
-    return CutRecord(version + 1) if content == _CUT else unpack_arrival(content)
+    if content.startswith(_CUT):
+        sync = content.removeprefix(_CUT)
+        return CutRecord(version + 1, int(sync) if sync else None)
+    return unpack_arrival(content)

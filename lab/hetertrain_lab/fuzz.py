@@ -35,6 +35,7 @@ def random_scenario(seed: int, drops: tuple[str, ...] = ()) -> Scenario:
         "cloud": _crashes(rng, 0.4),
         "broker": _crashes(rng, 0.3),
         "sync": _rules(rng),
+        "weights": {"outer": rng.choice(["none", "none", "sgd", "momentum", "nesterov", "adam"])},
         "learning": {"parameters": rng.choice([1, 7, 300, 3000])},
     }
     for drop in drops:

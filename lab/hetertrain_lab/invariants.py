@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hetertrain import codec
 from hetertrain.core.aggregator import Aggregator
+from hetertrain.core.outer import OuterOptimizer
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint, Partial, Update, cut, summarise
 from hetertrain.errors import HetertrainError
@@ -39,6 +43,7 @@ class Ledger:
     policy: SyncPolicy
     weights: WeightPolicy
     initial: Checkpoint
+    is_buffer: NDArray[np.bool_]
     may_restart: bool
     """The cloud may lose its disk, and count again what it counted before."""
     stored: dict[Key, Update] = field(default_factory=dict)
@@ -49,6 +54,7 @@ class Ledger:
     checkpoint: Checkpoint = field(init=False)
     statistics: dict[int, Statistics] = field(init=False)
     mean_discount: float = field(init=False)
+    outer: OuterOptimizer = field(init=False)
 
     def __post_init__(self) -> None:
         self.restart()
@@ -60,8 +66,11 @@ class Ledger:
         self.checkpoint = self.initial
         self.statistics = {0: Statistics()}
         self.mean_discount = 1.0
+        self.outer = OuterOptimizer.start(self.initial.vector)
 
-    def version_made(self, version: int, digest: str, keys: Iterable[Key]) -> None:
+    def version_made(
+        self, version: int, digest: str, keys: Iterable[Key], *, ends_sync: bool
+    ) -> None:
         """Count a version's updates, and compare it with its serial repetition."""
         if version != self.checkpoint.version + 1:
             raise ViolationError(f"version {version} follows version {self.checkpoint.version}")
@@ -84,6 +93,9 @@ class Ledger:
             mean_discount=self.mean_discount,
             max_lag=self.policy.max_lag,
         )
+        if ends_sync:
+            vector = self.outer.step(self.checkpoint.vector, self.weights, self.is_buffer)
+            self.checkpoint = replace(self.checkpoint, vector=vector)
         frozen, self.mean_discount = summarise(
             partial,
             self.weights,

@@ -614,7 +614,9 @@ class SimulatedFleet:
             self.clock, self.rng, scale, self._delivered if is_checked else None
         )
         may_restart = scenario.cloud.disk_loss > 0
-        self.ledger = Ledger(self.policy, self.weights, self.initial, may_restart)
+        self.ledger = Ledger(
+            self.policy, self.weights, self.initial, self.layout.buffers(), may_restart
+        )
         terms = JobTerms(
             self.layout.digest,
             self.policy,
@@ -691,7 +693,12 @@ class SimulatedFleet:
             self._open_since = None
             if self._is_checked:
                 keys = [(item.node, item.seq) for item in release.contributions]
-                self.ledger.version_made(checkpoint.version, checkpoint.digest(), keys)
+                self.ledger.version_made(
+                    checkpoint.version,
+                    checkpoint.digest(),
+                    keys,
+                    ends_sync=release.sync is not None,
+                )
         if self._task is not None and self.clock.now >= self._evaluate_at:
             self._evaluate(checkpoint)
 
@@ -719,7 +726,9 @@ class SimulatedFleet:
             row = json.loads(line)
             if row["version"] > self.ledger.checkpoint.version:
                 keys = [(item[0], item[1]) for item in row["contributions"]]
-                self.ledger.version_made(row["version"], row["digest"], keys)
+                self.ledger.version_made(
+                    row["version"], row["digest"], keys, ends_sync=row["sync"] is not None
+                )
         if machine.checkpoint.digest() != self.ledger.checkpoint.digest():
             raise ViolationError(f"version {machine.checkpoint.version} came back otherwise")
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hetertrain.core.aggregator import (
+    Aggregator,
     FlushSettled,
     MemberGone,
     MemberSeen,
@@ -16,10 +17,10 @@ from hetertrain.core.aggregator import (
     Tick,
     UpdateArrived,
 )
-from hetertrain.core.gate import SEEN_PER_NODE, Outcome, Seen
+from hetertrain.core.gate import SEEN_PER_NODE, Gate, Outcome, Seen
 from hetertrain.core.policy import SYNC_PRESETS, WeightPolicy
 from hetertrain.core.update import Partial
-from tests.builders import make_aggregator, make_update
+from tests.builders import LAYOUT, SIZE, make_aggregator, make_checkpoint, make_update
 
 SAP = SYNC_PRESETS["sap"]
 
@@ -192,7 +193,7 @@ def test_a_snapshot_restores_the_machine_beside_its_checkpoint() -> None:
     aggregator.handle(UpdateArrived(make_update("n0", 1)), 1.0)
     restored = make_aggregator()
     restored.checkpoint = aggregator.checkpoint
-    restored.restore(aggregator.snapshot())
+    restored.restore(aggregator.snapshot(), aggregator.arrays())
     assert restored.statistics == aggregator.statistics
     assert restored.mean_discount == aggregator.mean_discount
     assert ("n0", 1) in restored.seen
@@ -238,3 +239,25 @@ def test_an_update_of_another_run_of_the_job_is_refused() -> None:
     assert verdict.outcome is Outcome.REJECTED
     partial = PartialArrived("gateway", 1, None, Partial(), "the run before")
     assert aggregator.handle(partial, 1.0).verdicts[0].outcome is Outcome.REJECTED
+
+
+def test_the_outer_optimiser_acts_at_a_sync_only_and_leaves_buffers_alone() -> None:
+    policy = replace(SAP, cut_fraction=1e-9)
+    weights = WeightPolicy(server_rate=1.0, outer="momentum", outer_rate=1.0, outer_momentum=0.5)
+    gate = Gate(LAYOUT, SIZE, 0, policy.max_lag)
+    is_buffer = np.arange(SIZE) == 0
+    aggregator = Aggregator(gate, policy, weights, make_checkpoint(), is_buffer)
+    aggregator.handle(MemberSeen("n0"), 0.0)
+
+    def learn(seq: int, now: float, sync: int | None = None) -> float:
+        update = make_update("n0", seq, 0.5, base_version=seq, sync=sync)
+        aggregator.handle(UpdateArrived(update), now)
+        return float(aggregator.checkpoint.vector[1])
+
+    assert learn(0, 1.0) == pytest.approx(0.5)  # a cut
+    aggregator.handle(SyncOrdered(), 1.5)
+    assert learn(1, 2.0, sync=1) == pytest.approx(1.0)  # the first sync: its drift as it is
+    aggregator.handle(SyncOrdered(), 3.0)
+    # The second: its drift of 0.5, and half of the drift before.
+    assert learn(2, 4.0, sync=2) == pytest.approx(2.0)
+    assert aggregator.checkpoint.vector[0] == pytest.approx(1.5)

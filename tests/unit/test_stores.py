@@ -77,8 +77,8 @@ def test_the_inbox_repeats_what_it_took_in_order_by_section(tmp_path: Path) -> N
 
 def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, LAYOUT)
-    store.save(make_checkpoint(1), {"seen": 1})
-    newest = store.save(make_checkpoint(2), {"seen": 2})
+    store.save(make_checkpoint(1), {"seen": 1}, {})
+    newest = store.save(make_checkpoint(2), {"seen": 2}, {})
     newest.write_bytes(newest.read_bytes()[:-5])
     stored = store.load()
     assert (stored.checkpoint.version, stored.snapshot) == (1, {"seen": 1})
@@ -86,8 +86,8 @@ def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
 
 def test_an_altered_checkpoint_is_not_used(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, LAYOUT)
-    store.save(make_checkpoint(1), {})
-    newest = store.save(make_checkpoint(2), {})
+    store.save(make_checkpoint(1), {}, {})
+    newest = store.save(make_checkpoint(2), {}, {})
     altered = bytearray(newest.read_bytes())
     altered[-1] ^= 1
     newest.write_bytes(altered)
@@ -104,6 +104,6 @@ def test_a_torn_line_of_the_history_is_cut_off(tmp_path: Path) -> None:
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, LAYOUT)
     for version in range(KEPT + 3):
-        store.save(make_checkpoint(version), {})
+        store.save(make_checkpoint(version), {}, {})
     assert len(list(tmp_path.iterdir())) == KEPT
     assert store.load().checkpoint.digest() == make_checkpoint(KEPT + 2).digest()

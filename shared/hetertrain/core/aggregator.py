@@ -16,11 +16,15 @@ sync's version. Nobody is waited for without a deadline. The machine does no IO:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hetertrain.core.gate import Gate, Outcome, Seen, Verdict
 from hetertrain.core.members import Members
+from hetertrain.core.outer import OuterOptimizer
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
 from hetertrain.core.update import (
     CONTRIBUTIONS_MAX,
@@ -120,6 +124,8 @@ class CutRecord:
     """The journal's mark that all accepted before it became ``version``."""
 
     version: int
+    sync: int | None = None
+    """The synchronisation that this cut ended."""
 
 
 Record = UpdateArrived | PartialArrived | CutRecord
@@ -148,6 +154,8 @@ class Aggregator:
     policy: SyncPolicy
     weights: WeightPolicy
     checkpoint: Checkpoint
+    is_buffer: NDArray[np.bool_] | None = None
+    """Marks the elements that the outer optimiser leaves alone; None: there are none."""
     statistics: dict[int, Statistics] = field(default_factory=dict)
     """By version, for each version that an update may start from."""
     mean_discount: float = 1.0
@@ -155,12 +163,17 @@ class Aggregator:
     last_sync: int = 0
     members: Members = field(default_factory=Members)
     open: Partial = field(default_factory=Partial)
+    outer: OuterOptimizer | None = None
     _first_at: float | None = None
     _sync_due_at: float | None = None
     _sync_closes_at: float | None = None
 
     def __post_init__(self) -> None:
         self.statistics.setdefault(self.checkpoint.version, Statistics())
+        if self.is_buffer is None:
+            self.is_buffer = np.zeros(self.gate.size, np.bool_)
+        if self.weights.outer != "none":
+            self.outer = OuterOptimizer.start(self.checkpoint.vector)
 
     def handle(self, event: Event, now: float) -> Ready:
         """Take one event at time ``now`` (seconds of any monotonic clock)."""
@@ -176,7 +189,7 @@ class Aggregator:
         release = self._close(now)
         pulls: tuple[str, ...] = ()
         if release is not None and release.contributions:
-            persist.append(CutRecord(release.checkpoint.version))
+            persist.append(CutRecord(release.checkpoint.version, release.sync))
             if self.policy.pull_lag is not None:
                 pulls = self.members.laggards(self.checkpoint.version, self.policy.pull_lag)
         return Ready(tuple(persist), verdicts, notice, release, pulls, self._wake_at())
@@ -203,10 +216,11 @@ class Aggregator:
             case UpdateArrived() | PartialArrived():
                 self._accept(record)
                 return None
-            case CutRecord(version):
-                contributions = self._cut()
+            case CutRecord(version, sync):
+                contributions = self._cut(ends_sync=sync is not None)
                 assert self.checkpoint.version == version, "the journal repeats what happened"
-                return Release(self.checkpoint, None, contributions)
+                self.last_sync = max(self.last_sync, sync or 0)
+                return Release(self.checkpoint, sync, contributions)
 
     def _accept(self, event: UpdateArrived | PartialArrived) -> Verdict:
         match event:
@@ -296,7 +310,7 @@ class Aggregator:
             self._sync_closes_at = None
             if self.policy.sync_seconds:
                 self._sync_due_at = now + self.policy.sync_seconds
-            contributions = self._cut() if self.open.contributions else ()
+            contributions = self._cut(ends_sync=True) if self.open.contributions else ()
             return Release(self.checkpoint, sync, contributions)
         if not self.open.contributions:
             return None
@@ -304,11 +318,11 @@ class Aggregator:
             self._first_at = now  # What a replay brought back waits from now on.
         enough = len(self.open.nodes()) >= self.policy.nodes_for_cut(self.members.num_active)
         if enough or now >= self._first_at + self.policy.cut_seconds:
-            contributions = self._cut()
+            contributions = self._cut(ends_sync=False)
             return Release(self.checkpoint, None, contributions)
         return None
 
-    def _cut(self) -> tuple[Contribution, ...]:
+    def _cut(self, *, ends_sync: bool) -> tuple[Contribution, ...]:
         closed, version = self.open, self.checkpoint.version
         self.checkpoint = cut(
             self.checkpoint,
@@ -317,6 +331,10 @@ class Aggregator:
             mean_discount=self.mean_discount,
             max_lag=self.policy.max_lag,
         )
+        if ends_sync and self.outer is not None:
+            assert self.is_buffer is not None, "set at the start"
+            vector = self.outer.step(self.checkpoint.vector, self.weights, self.is_buffer)
+            self.checkpoint = replace(self.checkpoint, vector=vector)
         frozen, self.mean_discount = summarise(
             closed, self.weights, self.statistics[version], version, self.mean_discount
         )
@@ -364,8 +382,16 @@ class Aggregator:
             "lineage": self.gate.lineage,
         }
 
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Take back the state that ``snapshot`` returned beside this machine's checkpoint."""
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """Return the arrays that belong to a snapshot, by name."""
+        return {} if self.outer is None else self.outer.arrays()
+
+    def restore(
+        self, snapshot: Mapping[str, Any], arrays: Mapping[str, NDArray[np.generic]]
+    ) -> None:
+        """Take back what ``snapshot`` and ``arrays`` returned beside this machine's checkpoint."""
+        if self.outer is not None and arrays:
+            self.outer = OuterOptimizer.from_arrays(arrays)
         self.statistics = {int(v): Statistics(*s) for v, s in snapshot["statistics"].items()}
         self.mean_discount = float(snapshot["mean_discount"])
         self.seen = Seen.from_plain(snapshot["seen"])

@@ -86,6 +86,14 @@ class ParameterLayout:
         digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         return cls(tuple(places), sizes[False], sizes[True], digest)
 
+    def buffers(self) -> NDArray[np.bool_]:
+        """Mark the elements of float buffers, shape (size,): optimisers leave them alone."""
+        is_buffer = np.zeros(self.size, np.bool_)
+        for place in self.places:
+            if place.role is Role.BUFFER:
+                is_buffer[place.start : place.start + place.size] = True
+        return is_buffer
+
     def flatten(self, tensors: Mapping[str, NDArray[np.generic]]) -> tuple[Vector, Integers]:
         """Copy named tensors into ``(size,)`` float32 and ``(integer_size,)`` int64.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Literal
 
 STEP_FACTOR_MAX = 4.0
 """How far step normalisation may raise or lower an update's weight."""
@@ -133,6 +134,10 @@ class WeightPolicy:
     server_rate: float = 0.5
     """η: how far a cut moves the checkpoint along the weighted mean. A cut of a quarter of a fleet
     whose nodes' data differ must not follow that quarter all the way."""
+    outer: Literal["none", "sgd", "momentum", "nesterov", "adam"] = "none"
+    """What a synchronisation makes of its interval's drift; see ``core.outer``."""
+    outer_rate: float = 1.0
+    outer_momentum: float = 0.5
 
     def weight(self, examples: int, steps: int, statistics: Statistics) -> float:
         """Weigh an update as a share of ``unit``, in (0, 1]; the lag counts at the cut."""
