@@ -191,7 +191,11 @@ def _bench_speedup(arguments: argparse.Namespace, output: Path) -> dict[str, Any
     from hetertrain_lab.speedup_report import scenario_rows, write_speedup_page
 
     with track("speedup", 1.0) as on_progress:
-        entries, figures = speedup.run_speedup(is_quick=arguments.quick, on_progress=on_progress)
+        entries, figures = speedup.run_speedup(
+            is_quick=arguments.quick,
+            on_progress=on_progress,
+            partial=output / "entries.jsonl",
+        )
     page = write_speedup_page(output, entries, figures)
     results: dict[str, Any] = {**figures, "entries": speedup.as_plain(entries), "page": str(page)}
     (output / "speedup.json").write_text(json.dumps(results, indent=1), encoding="utf-8")

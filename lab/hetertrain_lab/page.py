@@ -102,6 +102,14 @@ def section(rows: Rows) -> str:
     return f"<section><h2>{escape(title)}</h2><table><tr>{head}</tr>{body}</table></section>"
 
 
+def markdown(rows: Rows) -> str:
+    """Return a table for documents."""
+    title, header, lines = rows
+    rule = ["---", *("---:" for _ in header[1:])]
+    cells = (header, rule, *lines)
+    return "\n".join((f"### {title}", "", *(f"| {' | '.join(line)} |" for line in cells), ""))
+
+
 def terminal_table(rows: Rows) -> Table:
     """Return a table for a terminal; what it says is text, never markup."""
     title, header, lines = rows

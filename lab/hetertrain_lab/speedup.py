@@ -17,12 +17,14 @@ that reports nothing; what it reports comes from other seeds. Every trial is in 
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from itertools import product
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -291,9 +293,14 @@ def _is_better(run: Run, best: Run) -> bool:
 
 
 def run_speedup(
-    *, is_quick: bool, on_progress: Callable[[float], None]
+    *, is_quick: bool, on_progress: Callable[[float], None], partial: Path
 ) -> tuple[list[Entry], dict[str, dict[str, float | None]]]:
-    """Run all; return the entries, and the figures by scenario."""
+    """Run all; return the entries, and the figures by scenario.
+
+    What is there so far is kept in the file ``partial``, one entry a line.
+    """
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.unlink(missing_ok=True)
     scenarios = QUICK_SCENARIOS if is_quick else SCENARIOS
     seeds = SEEDS[:1] if is_quick else SEEDS
     jobs = [(s, c) for s in scenarios for c in contenders(s.split("_")[0])]
@@ -306,6 +313,8 @@ def run_speedup(
         futures = [pool.submit(enter, s, name, seeds, is_quick=is_quick) for s, name in jobs]
         for future in as_completed(futures):
             entries.append(future.result())
+            with partial.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(as_plain(entries[-1:])[0]) + "\n")
             on_progress(len(entries) / len(jobs))
     order = {job: i for i, job in enumerate((s, c) for s in scenarios for c in contenders("paper"))}
     entries.sort(key=lambda entry: order[entry.scenario, entry.name])

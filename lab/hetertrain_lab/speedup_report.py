@@ -7,7 +7,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hetertrain_lab.page import BLUE, GREEN, GREY, ORANGE, Rows, draw, image, section, write_page
+from hetertrain_lab.page import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    Rows,
+    draw,
+    image,
+    markdown,
+    section,
+    write_page,
+)
 from hetertrain_lab.speedup import SYNCHRONOUS, TARGETS, Entry, throughput_bound
 
 _COLOURS = {"sap": BLUE, "fedavg": ORANGE, "fedavg_same_codec": "#b8860b", "ssgd": "#b23b3b"}
@@ -74,7 +85,7 @@ def _chosen(entry: Entry) -> str:
 def write_speedup_page(
     directory: Path, entries: list[Entry], figures: dict[str, dict[str, float | None]]
 ) -> Path:
-    """Write a plot for each scenario as PNG, and one page with all; return the page's path."""
+    """Write a plot for each scenario as PNG, the tables, and a page of all; return its path."""
     directory.mkdir(parents=True, exist_ok=True)
     title = "Time to accuracy"
     parts = [
@@ -87,6 +98,8 @@ def write_speedup_page(
         (directory / f"{scenario}.png").write_bytes(png)
         parts.append(f"<section>{image(png, f'accuracy over time in {scenario}')}</section>")
         parts.append(section(scenario_rows(scenario, entries)))
+    tables = [markdown(scenario_rows(scenario, entries)) for scenario in figures]
+    (directory / "speedup.md").write_text("\n".join(tables), encoding="utf-8")
     path = directory / "speedup.html"
     write_page(path, title, parts)
     return path
