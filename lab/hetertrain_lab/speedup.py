@@ -38,9 +38,9 @@ ALPHAS = {"iid": "1000", "dir03": "0.3"}
 TARGETS = {"iid": 0.92, "dir03": 0.90}
 TUNING_SEED = 100
 SEEDS = (1, 2, 3)
-STEPS = {"paper": 16_000, "compute": 8_000, "harsh": 8_000, "homog": 8_000}
+STEPS = {"paper": 12_000, "compute": 8_000, "harsh": 8_000, "homog": 8_000}
 """Local steps of the whole fleet in one run; 125 are an epoch."""
-TUNING_STEPS = {"paper": 10_000, "compute": 5_000, "harsh": 5_000, "homog": 5_000}
+TUNING_STEPS = {"paper": 8_000, "compute": 5_000, "harsh": 5_000, "homog": 5_000}
 SAP_STEPS_FACTOR = 3.0
 SLOW_HEARTBEAT_SECONDS = 60.0
 FINAL_EVALUATIONS = 10

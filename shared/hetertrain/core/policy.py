@@ -190,10 +190,11 @@ SYNC_PRESETS: dict[str, SyncPolicy] = {
         is_dense=True,
     ),
 }
+_ASGD = replace(SYNC_PRESETS["fedasync"], name="asgd", pace_steps=1, hold_after_update=True)
 SYNC_PRESETS |= {
     "ssgd": replace(SYNC_PRESETS["fedavg"], name="ssgd", pace_steps=1),
-    "asgd": replace(SYNC_PRESETS["fedasync"], name="asgd", pace_steps=1, hold_after_update=True),
-    "ssp": replace(SYNC_PRESETS["fedasync"], name="ssp", pace_steps=1, clock_bound=3),
+    "asgd": _ASGD,
+    "ssp": replace(_ASGD, name="ssp", clock_bound=3),
 }
 """The synchronisation schemes by name."""
 
