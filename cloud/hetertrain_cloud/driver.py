@@ -23,7 +23,6 @@ from hetertrain.core.aggregator import (
     Aggregator,
     CutRecord,
     Event,
-    MemberSeen,
     PartialArrived,
     Ready,
     Record,
@@ -33,6 +32,7 @@ from hetertrain.core.aggregator import (
 )
 from hetertrain.core.gate import Gate
 from hetertrain.core.layout import ParameterLayout
+from hetertrain.core.members import MemberSeen
 from hetertrain.core.policy import SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint
 from hetertrain.transport import mqtt

@@ -1,10 +1,9 @@
 """A fleet in virtual time: the drivers of production over a virtual network, with real stores, real
 crashes of state, and no waiting.
 
-Each process is the driver that the real process runs, with its SQLite files and checkpoints in a
-directory of its own. A crash throws the driver away, in the middle of a step where the seed says
-so; a restart builds it anew from the directory. Training takes virtual time, and its result comes
-from real gradients or from a synthetic objective. The same scenario and seed give the same bytes.
+``SimulatedFleet`` is the world that the processes (``processes.py``) live in: it makes them, starts
+their troubles, measures versions, and checks the promises (``invariants.py``) after each step. The
+same scenario and seed give the same bytes.
 """
 
 from __future__ import annotations
@@ -12,13 +11,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,22 +23,18 @@ from numpy.typing import NDArray
 
 from hetertrain.core.aggregator import Aggregator, Release
 from hetertrain.core.gate import Outcome
-from hetertrain.core.layout import Integers, ParameterLayout, Vector
+from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.policy import Statistics
 from hetertrain.core.update import Checkpoint
-from hetertrain.core.worker import State, Trained, TrainOrder, Worker
+from hetertrain.core.worker import State
 from hetertrain.errors import HetertrainError
 from hetertrain.logging import silent_logger
 from hetertrain.task import Node, Task, load_task, read_tensors, write_tensors
-from hetertrain.transport import mqtt
-from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, unpack_update
-from hetertrain.wire.downlink import Downlink
-from hetertrain.wire.frames import NodeState, VerdictMessage, unpack
-from hetertrain.wire.uplink import ModelReceived, Uplink
-from hetertrain_cloud.driver import VERSIONS_FILE, JobDriver, whole_lines
-from hetertrain_edge.driver import GatewayDriver
+from hetertrain.wire.frames import VerdictMessage, unpack
+from hetertrain.wire.uplink import ModelReceived
+from hetertrain_cloud.driver import VERSIONS_FILE, whole_lines
 from hetertrain_lab.invariants import (
     Ledger,
     ViolationError,
@@ -51,28 +44,27 @@ from hetertrain_lab.invariants import (
 )
 from hetertrain_lab.network import (
     Clock,
-    LinkShape,
-    SimulatedCrashError,
     VirtualBroker,
-    VirtualLink,
+)
+from hetertrain_lab.processes import (
+    CLOUD_SHAPE,
+    CloudProcess,
+    GatewayProcess,
+    Learner,
+    Process,
+    SyntheticLearner,
+    VehicleProcess,
+    between,
 )
 from hetertrain_lab.scenario import (
-    NodePlan,
-    Range,
     Scenario,
-    Troubles,
     plan_gateways,
     plan_vehicles,
 )
-from hetertrain_vehicle.driver import VehicleDriver
 from hetertrain_vehicle.trainer import Trainer
 
-JOB = "simulated"
-CLOUD_SHAPE = LinkShape(rate_bits_per_second=1e12, latency_seconds=0.001)
 CALM_SECONDS = 60.0
 """At the end all troubles stop for so long; then everything accepted must have been counted."""
-FUSE_PUBLICATIONS_MAX = 6
-ACTS_PER_SECOND_MAX = 20_000
 EVALUATION_SPACING = 0.02
 """Evaluations are so far apart, as a share of the time since the start."""
 EVALUATION_SECONDS_MIN = 0.25
@@ -80,462 +72,6 @@ EVALUATIONS_MEAN = 3
 """A target is reached when the mean of so many evaluations has reached it."""
 _MILLISECONDS = 1_700_000_000_000
 """The wall clock at virtual second 0."""
-
-
-class Learner(Protocol):
-    """What a simulated trainer trains; ``hetertrain_vehicle.trainer.Trainer`` is one."""
-
-    def load(self, vector: Vector, integers: Integers) -> None:
-        """Go on from another model."""
-
-    def reset_optimizer(self) -> None:
-        """Forget the optimiser's momentum."""
-
-    def step(self) -> float:
-        """Train one batch and return its loss."""
-
-    def vector(self) -> tuple[Vector, Integers]:
-        """Copy the local model."""
-
-
-class SyntheticLearner:
-    """Goes a part of the way to an optimum of its own at each step, with noise."""
-
-    def __init__(self, size: int, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._optimum = self._rng.random(size, np.float32)
-        self._local = np.zeros(size, np.float32)
-
-    def load(self, vector: Vector, integers: Integers) -> None:
-        """Go on from another model."""
-        del integers
-        self._local = vector.copy()
-
-    def reset_optimizer(self) -> None:
-        """Keep nothing between steps."""
-
-    def step(self) -> float:
-        """Move."""
-        noise = self._rng.random(self._local.size, np.float32) - np.float32(0.5)
-        self._local += np.float32(0.05) * (self._optimum + noise - self._local)
-        return 0.0
-
-    def vector(self) -> tuple[Vector, Integers]:
-        """Copy the local vector."""
-        return self._local.copy(), np.empty(0, np.int64)
-
-
-@dataclass(slots=True)
-class SimulatedTrainer:
-    """Trains in virtual time: the work is done at once when its time is over."""
-
-    clock: Clock
-    learner: Learner
-    step_seconds: float
-    jitter: float
-    rng: random.Random
-    on_trained: Callable[[Trained], None]
-    on_steps: Callable[[int], None]
-    _order: TrainOrder | None = None
-    _began_at: float = 0.0
-    _each: float = 0.0
-    _generation: int = 0
-
-    def order(self, order: TrainOrder) -> None:
-        """Begin to train."""
-        self._order = order
-        self._began_at = self.clock.now
-        self._each = self.step_seconds * (1 + self.jitter * (2 * self.rng.random() - 1))
-        self._finish_after(order.steps)
-
-    def interrupt(self) -> None:
-        """Stop at the next step boundary."""
-        if self._order is not None:
-            begun = int((self.clock.now - self._began_at) / self._each) + 1
-            self._finish_after(min(begun, self._order.steps))
-
-    def stop(self) -> None:
-        """Die with the process."""
-        self._order = None
-        self._generation += 1
-
-    def _finish_after(self, steps: int) -> None:
-        self._generation += 1
-        generation = self._generation
-        at = self._began_at + steps * self._each
-        self.clock.at(at, lambda: self._finish(steps, generation))
-
-    def _finish(self, steps: int, generation: int) -> None:
-        order = self._order
-        if generation != self._generation or order is None:
-            return
-        self._order = None
-        if order.start is not None:
-            self.learner.load(*order.start)
-        if order.is_fresh:
-            self.learner.reset_optimizer()
-        for _ in range(steps):
-            self.learner.step()
-        self.on_steps(steps)
-        vector, integers = self.learner.vector()
-        self.on_trained(Trained(vector, integers, steps, steps * self._each))
-
-
-class Process:
-    """One simulated process: alive or not, with a directory that outlives it."""
-
-    def __init__(self, fleet: SimulatedFleet, name: str, shape: LinkShape, troubles: Troubles):
-        self.fleet, self.name, self.shape, self.troubles = fleet, name, shape, troubles
-        self.directory = fleet.directory / name
-        self.links: list[VirtualLink] = []
-        self.is_up = False
-        self.num_starts = 0
-        self._outages = 0
-        self._wake_at = float("inf")
-        self._life = 0
-        self._second, self._acts = 0, 0
-
-    def build(self) -> None:
-        """Make the driver and its links from what is on disk."""
-        raise NotImplementedError
-
-    def dismantle(self) -> None:
-        """Close the stores, so that the next life can open them."""
-        raise NotImplementedError
-
-    @property
-    def wakes_at(self) -> float:
-        """When the driver wants to be woken."""
-        raise NotImplementedError
-
-    def tick(self, now: float) -> None:
-        """Wake the driver."""
-        raise NotImplementedError
-
-    def start(self) -> None:
-        """Start the process."""
-        self.is_up = True
-        self.num_starts += 1
-        self._life += 1
-        self._wake_at = float("inf")
-        self.act(self.build)
-        self.connect()
-
-    def connect(self) -> None:
-        """Connect what is not, if the process lives and its network is there."""
-        if self.is_up and not self._outages:
-            for link in self.links:
-                if not link.is_connected:
-                    link.connect()
-
-    def act(self, action: Callable[[], None]) -> None:
-        """Let the process do something; it may die of it."""
-        if not self.is_up:
-            return
-        try:
-            action()
-        except SimulatedCrashError:
-            self.crash()
-            return
-        self._sleep()
-        self.fleet.check(self)
-
-    def _sleep(self) -> None:
-        at = max(self.wakes_at, self.fleet.clock.now + 1e-6)
-        if at < self._wake_at:
-            self._wake_at = at
-            life = self._life
-            self.fleet.clock.at(at, lambda: self._wake(at, life))
-
-    def _wake(self, at: float, life: int) -> None:
-        if life == self._life and at == self._wake_at:
-            self._wake_at = float("inf")
-            self.act(lambda: self.tick(self.fleet.clock.now))
-
-    def check_rest(self) -> None:
-        """Check that the process does not wake again and again without time passing."""
-        second = int(self.fleet.clock.now)
-        if second != self._second:
-            self._second, self._acts = second, 0
-        self._acts += 1
-        if self._acts > ACTS_PER_SECOND_MAX:
-            raise ViolationError(f"{self.name} is busy: {self._acts} steps in one second")
-
-    def crash(self) -> None:
-        """Die at once; come back later, sometimes with an empty disk."""
-        if not self.is_up:
-            return
-        rng, fleet = self.fleet.rng, self.fleet
-        self.is_up = False
-        self._life += 1
-        for link in self.links:
-            link.disconnect("crash", is_abrupt=True)
-        self.dismantle()
-        fleet.num_crashes += 1
-        if rng.random() < self.troubles.disk_loss:
-            shutil.rmtree(self.directory, ignore_errors=True)
-            fleet.num_disks_lost += 1
-            fleet.disk_lost(self.name)
-        fleet.clock.at(fleet.clock.now + _between(rng, self.troubles.restart_seconds), self.start)
-
-    def begin_troubles(self) -> None:
-        """Plan the first crash and the first outage."""
-        troubles, rng, clock = self.troubles, self.fleet.rng, self.fleet.clock
-        if troubles.crash_seconds is not None:
-            clock.at(clock.now + 2 * troubles.crash_seconds * rng.random(), self._meet_crash)
-        if troubles.outage_share:
-            clock.at(clock.now + rng.random() * self._up_seconds(), self._meet_outage)
-
-    def _up_seconds(self) -> float:
-        share = self.troubles.outage_share
-        mean = sum(self.troubles.outage_seconds) / 2
-        return 2 * mean * (1 - share) / max(share, 1e-9) * self.fleet.rng.random()
-
-    def _meet_crash(self) -> None:
-        assert self.troubles.crash_seconds is not None
-        fleet = self.fleet
-        if fleet.is_calm:
-            return
-        if self.is_up and self.links:
-            if fleet.rng.random() < 0.5:  # half of all crashes in mid-step
-                self.links[0].fuse = fleet.rng.randrange(FUSE_PUBLICATIONS_MAX)
-            else:
-                self.crash()
-        after = 2 * self.troubles.crash_seconds * fleet.rng.random()
-        fleet.clock.at(fleet.clock.now + after, self._meet_crash)
-
-    def _meet_outage(self) -> None:
-        fleet = self.fleet
-        if fleet.is_calm:
-            return
-        self._outages += 1
-        for link in self.links:
-            link.disconnect("outage")
-        after = _between(fleet.rng, self.troubles.outage_seconds)
-        fleet.clock.at(fleet.clock.now + after, self._end_outage)
-
-    def _end_outage(self) -> None:
-        fleet = self.fleet
-        self._outages -= 1
-        self.connect()
-        fleet.clock.at(fleet.clock.now + self._up_seconds(), self._meet_outage)
-
-    def listener(self, take: Callable[[mqtt.Event, float], None]) -> Callable[[mqtt.Event], None]:
-        """Return what a link calls with events for the present life of the process."""
-        life = self._life
-
-        def listen(event: mqtt.Event) -> None:
-            if life == self._life:
-                self.act(lambda: take(event, self.fleet.clock.now))
-
-        return listen
-
-
-class CloudProcess(Process):
-    """The job's aggregator."""
-
-    driver: JobDriver
-
-    def build(self) -> None:
-        """Recover the job from its directory."""
-        fleet = self.fleet
-        downlink = Downlink(
-            JOB, topics.CLOUD_CELL, fleet.tiers, heartbeat_seconds=fleet.scenario.heartbeat_seconds
-        )
-        link = VirtualLink(
-            fleet.broker,
-            self.name,
-            downlink.subscriptions,
-            self.listener(lambda event, now: self.driver.take(event, now)),
-            self.shape,
-        )
-        self.links = [link]
-        self.driver = JobDriver(
-            downlink=downlink,
-            layout=fleet.layout,
-            initial=fleet.initial,
-            policy=fleet.policy,
-            weights=fleet.weights,
-            lineage=fleet.lineage(),
-            directory=self.directory,
-            link=link,
-            on_version=fleet.version_made,
-            log=fleet.log,
-        )
-        fleet.cloud_recovered(self.driver.machine)
-        self.driver.start(fleet.clock.now)
-
-    def dismantle(self) -> None:
-        """Close the journal."""
-        self.driver.close()
-
-    @property
-    def wakes_at(self) -> float:
-        """When the driver wants to be woken."""
-        return self.driver.wakes_at
-
-    def tick(self, now: float) -> None:
-        """Wake the driver."""
-        self.driver.tick(now)
-
-
-class GatewayProcess(Process):
-    """An edge gateway."""
-
-    driver: GatewayDriver
-
-    def __init__(self, fleet: SimulatedFleet, plan: NodePlan) -> None:
-        super().__init__(fleet, plan.name, plan.shape, plan.troubles)
-        self._tier = fleet.tiers[plan.tier]
-
-    def build(self) -> None:
-        """Recover the gateway from its directory."""
-        fleet, now = self.fleet, self.fleet.clock.now
-        state = NodeState(
-            node=self.name,
-            job=JOB,
-            cell=topics.CLOUD_CELL,
-            tier=self._tier.name,
-            role="edge",
-            is_online=True,
-            active=0,
-        )
-        beat = fleet.scenario.heartbeat_seconds
-        uplink = Uplink(state, self._tier, heartbeat_seconds=beat)
-        downlink = Downlink(JOB, self.name, fleet.tiers, heartbeat_seconds=beat)
-        north = VirtualLink(
-            fleet.broker,
-            self.name,
-            uplink.subscriptions,
-            self.listener(lambda event, now: self.driver.take("north", event, now)),
-            self.shape,
-            uplink.will,
-        )
-        south = VirtualLink(
-            fleet.broker,
-            f"{self.name}-south",
-            downlink.subscriptions,
-            self.listener(lambda event, now: self.driver.take("south", event, now)),
-            CLOUD_SHAPE,
-        )
-        self.links = [north, south]
-        self.driver = GatewayDriver(
-            uplink=uplink,
-            downlink=downlink,
-            directory=self.directory,
-            first_seq=fleet.wall_milliseconds(),
-            north=north,
-            south=south,
-            log=fleet.log,
-        )
-        self.driver.recover(now)
-
-    def dismantle(self) -> None:
-        """Close the stores."""
-        self.driver.close()
-
-    @property
-    def wakes_at(self) -> float:
-        """When the driver wants to be woken."""
-        return self.driver.wakes_at
-
-    def tick(self, now: float) -> None:
-        """Wake the driver."""
-        self.driver.tick(now)
-
-
-class WatchedOutbox(Outbox):
-    """An outbox whose updates the ledger hears of."""
-
-    def __init__(self, path: Path, fleet: SimulatedFleet) -> None:
-        super().__init__(path, fleet.wall_milliseconds())
-        self._fleet = fleet
-
-    def put(self, seq: int, content: bytes) -> None:
-        """Make a content durable, and note it."""
-        super().put(seq, content)
-        self._fleet.update_stored(content)
-
-
-class VehicleProcess(Process):
-    """A vehicle: its driver, and its trainer."""
-
-    driver: VehicleDriver
-    outbox: WatchedOutbox
-    trainer: SimulatedTrainer
-
-    def __init__(self, fleet: SimulatedFleet, plan: NodePlan, index: int) -> None:
-        super().__init__(fleet, plan.name, plan.shape, plan.troubles)
-        self.cell = plan.cell
-        self._plan = plan
-        self._index = index
-        self._tier = fleet.tiers[plan.tier]
-
-    def build(self) -> None:
-        """Recover the vehicle from its directory."""
-        fleet, plan = self.fleet, self._plan
-        self.outbox = WatchedOutbox(self.directory / "outbox.db", fleet)
-        worker = Worker(
-            node=self.name,
-            policy=fleet.policy,
-            tier=self._tier,
-            examples=fleet.examples(self._index),
-            layout=fleet.layout.digest,
-            next_seq=self.outbox.next_seq,
-        )
-        state = NodeState(
-            node=self.name,
-            job=JOB,
-            cell=plan.cell,
-            tier=self._tier.name,
-            role="vehicle",
-            is_online=True,
-        )
-        uplink = Uplink(
-            state,
-            self._tier,
-            fleet.layout.digest,
-            heartbeat_seconds=fleet.scenario.heartbeat_seconds,
-        )
-        link = VirtualLink(
-            fleet.broker,
-            self.name,
-            uplink.subscriptions,
-            self.listener(lambda event, now: self.driver.take(event, now)),
-            self.shape,
-            uplink.will,
-        )
-        self.links = [link]
-        self.trainer = SimulatedTrainer(
-            fleet.clock,
-            fleet.learner(self._index, self.num_starts),
-            plan.step_seconds,
-            plan.step_jitter,
-            fleet.rng,
-            self._trained,
-            fleet.stepped,
-        )
-        self.driver = VehicleDriver(worker, uplink, self.outbox, link, self.trainer, fleet.log)
-        self.driver.recover(fleet.clock.now)
-        if self.num_starts == 1 and fleet.scenario.installed:
-            self.driver.hold(fleet.installed, fleet.clock.now)
-
-    def _trained(self, event: Trained) -> None:
-        self.act(lambda: self.driver.trained(event, self.fleet.clock.now))
-
-    def dismantle(self) -> None:
-        """Stop the trainer and close the outbox."""
-        self.trainer.stop()
-        self.outbox.close()
-
-    @property
-    def wakes_at(self) -> float:
-        """When the driver wants to be woken."""
-        return self.driver.wakes_at
-
-    def tick(self, now: float) -> None:
-        """Wake the driver."""
-        self.driver.tick(now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -686,8 +222,9 @@ class SimulatedFleet:
         """Count local steps."""
         self.num_steps += steps
 
-    def version_made(self, release: Release, _elapsed: float) -> None:
+    def version_made(self, release: Release, elapsed_seconds: float) -> None:
         """Check a version against its serial repetition, and measure it if it is time."""
+        del elapsed_seconds  # Its own clock: it begins with the first node.
         checkpoint = release.checkpoint
         if release.contributions:
             self._open_since = None
@@ -734,6 +271,7 @@ class SimulatedFleet:
 
     def disk_lost(self, name: str) -> None:
         """What only that disk knew may be lost, and nothing else."""
+        self.num_disks_lost += 1
         if name == topics.CLOUD_CELL:
             self.ledger.restart()
             # What gateways have accepted on versions that no longer exist has no model to go to.
@@ -758,7 +296,7 @@ class SimulatedFleet:
         if not self._is_checked:
             return
         now = self.clock.now
-        check_wait(process.name, process.wakes_at, now)
+        check_wait(process.name, process.driver.wakes_at, now)
         process.check_rest()
         for link in process.links:
             check_queue(link.client_id, link.num_queued)
@@ -803,7 +341,7 @@ class SimulatedFleet:
                 return
             self.broker.restart(loses_sessions=rng.random() < troubles.disk_loss)
             for process in self.processes:
-                after = _between(rng, troubles.restart_seconds)
+                after = between(rng, troubles.restart_seconds)
                 self.clock.at(self.clock.now + after, process.connect)
             self.clock.at(self.clock.now + 2 * mean * rng.random(), crash)
 
@@ -892,11 +430,6 @@ class SimulatedFleet:
             reached_at=reached_at,
             evaluations=self.evaluations,
         )
-
-
-def _between(rng: random.Random, bounds: Range) -> float:
-    least, most = bounds
-    return least + (most - least) * rng.random()
 
 
 def simulate(

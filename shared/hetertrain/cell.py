@@ -14,15 +14,9 @@ from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
 
-from hetertrain.core.aggregator import (
-    FlushSettled,
-    MemberGone,
-    MemberSeen,
-    PartialArrived,
-    SyncNotice,
-    UpdateArrived,
-)
+from hetertrain.core.aggregator import PartialArrived, SyncNotice, UpdateArrived
 from hetertrain.core.gate import Outcome, Verdict
+from hetertrain.core.members import FlushSettled, MemberGone, MemberSeen
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import FrameError, TransportError
 from hetertrain.transport import mqtt

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetertrain import codec
-from hetertrain.core.aggregator import MemberSeen, UpdateArrived
+from hetertrain.core.aggregator import UpdateArrived
+from hetertrain.core.members import MemberSeen
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, Statistics, WeightPolicy
 from hetertrain.core.update import Partial, Update, cut
 from hetertrain.wire.contents import pack_partial, pack_update, unpack_partial, unpack_update

@@ -7,17 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetertrain.core.aggregator import (
-    Aggregator,
-    FlushSettled,
-    MemberGone,
-    MemberSeen,
-    PartialArrived,
-    SyncOrdered,
-    Tick,
-    UpdateArrived,
-)
+from hetertrain.core.aggregator import Aggregator, PartialArrived, SyncOrdered, Tick, UpdateArrived
 from hetertrain.core.gate import SEEN_PER_NODE, Gate, Outcome, Seen
+from hetertrain.core.members import FlushSettled, MemberGone, MemberSeen
 from hetertrain.core.policy import SYNC_PRESETS, WeightPolicy
 from hetertrain.core.update import Partial
 from tests.builders import LAYOUT, SIZE, make_aggregator, make_checkpoint, make_update

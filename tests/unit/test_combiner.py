@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hetertrain.core.aggregator import (
-    FlushSettled,
-    MemberSeen,
-    PartialArrived,
-    SyncNotice,
-    Tick,
-    UpdateArrived,
-)
+from hetertrain.core.aggregator import PartialArrived, SyncNotice, Tick, UpdateArrived
 from hetertrain.core.combiner import CELL_SHARE, Combiner, PartialSettled
 from hetertrain.core.gate import Gate, Outcome, Verdict
+from hetertrain.core.members import FlushSettled, MemberSeen
 from hetertrain.core.policy import SYNC_PRESETS, Statistics, WeightPolicy
 from tests.builders import LAYOUT, SIZE, make_aggregator, make_update
 

@@ -137,14 +137,14 @@ class Agent:
         tier = TIERS[settings.tier]
         # A new outbox counts from the clock, so that a node that lost its disk uses no number
         # twice.
-        self._outbox = Outbox(settings.directory / "outbox.db", int(time.time() * 1000))
+        outbox = Outbox(settings.directory / "outbox.db", int(time.time() * 1000))
         worker = Worker(
             node=settings.node,
             policy=SYNC_PRESETS["sap"],
             tier=tier,
             examples=trainer.examples,
             layout=trainer.layout,
-            next_seq=self._outbox.next_seq,
+            next_seq=outbox.next_seq,
         )
         state = NodeState(
             node=settings.node,
@@ -164,7 +164,7 @@ class Agent:
             uplink.will,
         )
         self._driver = VehicleDriver(
-            worker, uplink, self._outbox, self._connection, TrainerPipe(self._pipe), self._log
+            worker, uplink, outbox, self._connection, TrainerPipe(self._pipe), self._log
         )
         self._driver.recover(time.monotonic())
         self._connection.start()
@@ -195,7 +195,7 @@ class Agent:
     def _end(self) -> None:
         self._connection.publish((self._driver.uplink.will,))
         self._connection.stop()
-        self._outbox.close()
+        self._driver.close()
         self._pipe.close()
         self._log.info("agent_stopped", updates=self._driver.worker.num_updates)
 

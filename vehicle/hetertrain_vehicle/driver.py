@@ -137,6 +137,10 @@ class VehicleDriver:
         self.report(doing)
         self._apply_uplink(self.uplink.beat(now), now)
 
+    def close(self) -> None:
+        """Close the outbox."""
+        self._outbox.close()
+
     def report(self, doing: str | None = None) -> None:
         """Bring the figures of the next heartbeat up to date."""
         worker = self.worker

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetertrain.core.gate import Gate, Outcome, Seen, Verdict
-from hetertrain.core.members import Members
+from hetertrain.core.members import FlushSettled, MemberGone, Members, MemberSeen
 from hetertrain.core.outer import OuterOptimizer
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
 from hetertrain.core.update import (
@@ -35,21 +35,6 @@ from hetertrain.core.update import (
     cut,
     summarise,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class MemberSeen:
-    """A node or gateway is there; a gateway stands for ``num_active`` nodes of its cell."""
-
-    node: str
-    num_active: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class MemberGone:
-    """A node or gateway said goodbye, or was silent for too long."""
-
-    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +53,6 @@ class PartialArrived:
     sync: int | None
     partial: Partial
     lineage: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class FlushSettled:
-    """A node has nothing (more) to flush for this synchronisation."""
-
-    node: str
-    sync: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +173,8 @@ class Aggregator:
 
     def _note(self, event: Note, now: float) -> None:
         match event:
-            case MemberSeen(node, num_active):
-                self.members.seen(node, num_active)
-            case MemberGone(node):
-                self.members.gone(node)
-            case FlushSettled(node, sync):
-                self.members.flush(node, sync)
+            case MemberSeen() | MemberGone() | FlushSettled():
+                self.members.take(event)
             case SyncOrdered():
                 self._sync_due_at = now
             case Tick():

@@ -21,17 +21,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from hetertrain import codec
-from hetertrain.core.aggregator import (
-    FlushSettled,
-    MemberGone,
-    MemberSeen,
-    SyncNotice,
-    Tick,
-    UpdateArrived,
-    Waiting,
-)
+from hetertrain.core.aggregator import SyncNotice, Tick, UpdateArrived, Waiting
 from hetertrain.core.gate import Gate, Outcome, Seen, Verdict
-from hetertrain.core.members import Members
+from hetertrain.core.members import FlushSettled, MemberGone, Members, MemberSeen
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
 from hetertrain.core.update import CONTRIBUTIONS_MAX, Partial, Update
 
@@ -131,7 +123,7 @@ class Combiner:
         notice: SyncNotice | None = None
         match event:
             case MemberSeen() | MemberGone() | FlushSettled():
-                self._note_member(event)
+                self.members.take(event)
             case UpdateArrived(update):
                 verdict = self._accept(update, now)
                 verdicts = (verdict,)
@@ -152,15 +144,6 @@ class Combiner:
                 pass
         forward, flushed = self._close(now)
         return Ready(persist, verdicts, settled, forward, flushed, notice, self._wake_at())
-
-    def _note_member(self, event: MemberSeen | MemberGone | FlushSettled) -> None:
-        match event:
-            case MemberSeen(node, num_active):
-                self.members.seen(node, num_active)
-            case MemberGone(node):
-                self.members.gone(node)
-            case FlushSettled(node, sync):
-                self.members.flush(node, sync)
 
     def recollect(self, updates: Iterable[Update], now: float) -> None:
         """Take back updates accepted before: after a restart, or from a refused partial."""

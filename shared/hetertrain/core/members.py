@@ -7,6 +7,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+@dataclass(frozen=True, slots=True)
+class MemberSeen:
+    """A node or gateway is there; a gateway stands for ``num_active`` nodes of its cell."""
+
+    node: str
+    num_active: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MemberGone:
+    """A node or gateway said goodbye, or was silent for too long."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlushSettled:
+    """A node has nothing (more) to flush for this synchronisation."""
+
+    node: str
+    sync: int
+
+
 @dataclass(slots=True)
 class Members:
     """The nodes that speak to one aggregator, with how many active nodes each stands for (a
@@ -21,6 +44,16 @@ class Members:
     """How many updates each sent; one who joins begins where the slowest is."""
     bases: dict[str, int] = field(default_factory=dict)
     """The version that each one's last work started from, or that it was asked for it."""
+
+    def take(self, event: MemberSeen | MemberGone | FlushSettled) -> None:
+        """Take what a cell heard of its members."""
+        match event:
+            case MemberSeen(node, num_active):
+                self.seen(node, num_active)
+            case MemberGone(node):
+                self.gone(node)
+            case FlushSettled(node, sync):
+                self.flush(node, sync)
 
     def seen(self, node: str, num_active: int) -> None:
         """Note that a node is there."""
