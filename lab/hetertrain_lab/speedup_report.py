@@ -19,7 +19,7 @@ from hetertrain_lab.page import (
     section,
     write_page,
 )
-from hetertrain_lab.speedup import SYNCHRONOUS, TARGETS, Entry, throughput_bound
+from hetertrain_lab.speedup import MEASURE_FINAL, TARGETS, Entry, throughput_bound
 
 _COLOURS = {"sap": BLUE, "fedavg": ORANGE, "fedavg_same_codec": "#b8860b", "ssgd": "#b23b3b"}
 _COLOURS |= {"fedbuff": "#8fb79f", "fedbuff_same_codec": GREEN}
@@ -35,7 +35,7 @@ def scenario_rows(scenario: str, entries: list[Entry]) -> Rows:
     rows: list[tuple[str, ...]] = []
     for entry in sorted(mine, key=lambda e: e.median_seconds or float("inf")):
         middle = entry.median_seconds
-        is_final = entry.name == "sap" or entry.name in SYNCHRONOUS
+        is_final = entry.name == "sap" or entry.name in MEASURE_FINAL
         rows.append(
             (
                 entry.name,
