@@ -25,6 +25,7 @@ Range = tuple[Positive, Positive]
 """The least and the greatest value of a group."""
 
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 256, 128 * 1024
+SCALED_CHUNK_BYTES_MIN = 8 * 1024
 CHUNK_SECONDS = 0.25
 """A tier's chunk takes about so long on its link."""
 STRIDE = 7
@@ -132,7 +133,9 @@ class Scenario(_Part):
         rates = {tier.name: float(tier.rate_bits_per_second) for tier in TIERS.values()}
         if self.tier_rates:
             rates = {f"t{i}": rate for i, rate in enumerate(sorted(self.tier_rates))}
-        return {name: _tier(name, rate / message_scale) for name, rate in rates.items()}
+        # Chunks of large messages stay few: what is simulated is their time, not their number.
+        least = CHUNK_BYTES_MIN if message_scale <= 1 else SCALED_CHUNK_BYTES_MIN
+        return {name: _tier(name, rate / message_scale, least) for name, rate in rates.items()}
 
 
 def _changed(preset: P, changes: dict[str, Any]) -> P:
@@ -147,8 +150,8 @@ def _changed(preset: P, changes: dict[str, Any]) -> P:
         raise SettingsError(f"policy {changes}: {error.errors()[0]['msg']}") from error
 
 
-def _tier(name: str, rate: float) -> Tier:
-    chunk = min(max(int(rate / 8 * CHUNK_SECONDS), CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
+def _tier(name: str, rate: float, chunk_min: int) -> Tier:
+    chunk = min(max(int(rate / 8 * CHUNK_SECONDS), chunk_min), CHUNK_BYTES_MAX)
     return Tier(name, max(1, int(rate)), chunk, 8)
 
 

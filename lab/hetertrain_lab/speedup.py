@@ -42,7 +42,7 @@ STEPS = {"paper": 10_000, "compute": 6_000, "harsh": 6_000, "homog": 6_000}
 """Local steps of the whole fleet in one run; 125 are an epoch."""
 TUNING_STEPS = {"paper": 6_000, "compute": 3_000, "harsh": 3_000, "homog": 3_000}
 SAP_STEPS_FACTOR = 3.0
-SLOW_HEARTBEAT_SECONDS = 60.0
+SLOW_HEARTBEAT_SECONDS = 240.0
 FINAL_EVALUATIONS = 10
 WORKERS = 2
 SECONDS_MAX = 1e7

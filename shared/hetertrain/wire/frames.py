@@ -285,6 +285,10 @@ _KINDS: dict[int, type[Message]] = {
 _NUMBERS = {message_class: number for number, message_class in _KINDS.items()}
 
 
+_FIELDS: dict[type[Message], tuple[str, ...]] = {
+    message_class: tuple(field.name for field in fields(message_class))
+    for message_class in _NUMBERS
+}
 _ADAPTERS: dict[type[Message], TypeAdapter[Message]] = {
     message_class: TypeAdapter(message_class) for message_class in _NUMBERS
 }
@@ -292,9 +296,8 @@ _ADAPTERS: dict[type[Message], TypeAdapter[Message]] = {
 
 def pack(message: Message, payload: bytes | memoryview = b"") -> bytes:
     """Put a message and its raw payload into one frame."""
-    header = msgpack.packb(
-        {f.name: getattr(message, f.name) for f in fields(message)}, default=asdict
-    )
+    names = _FIELDS[type(message)]
+    header = msgpack.packb({name: getattr(message, name) for name in names}, default=asdict)
     assert len(header) <= HEADER_BYTES_MAX, "a header is small"
     head = (MAGIC, PROTOCOL_VERSION, _NUMBERS[type(message)], len(header), len(payload))
     digest = _digest(_HEAD.pack(*head, b""), header, payload)
