@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from hetertrain.cli import main
 from hetertrain.core.aggregator import Aggregator
 from hetertrain.core.gate import Seen
 from hetertrain.core.policy import SYNC_PRESETS
@@ -148,3 +149,21 @@ def test_an_unreadable_scenario_is_a_settings_error(tmp_path) -> None:
 def test_random_scenarios_depend_on_their_seed_alone() -> None:
     assert random_scenario(5) == random_scenario(5)
     assert random_scenario(5) != random_scenario(6)
+
+
+def test_the_command_prints_one_json_object_and_writes_a_page(tmp_path, capsys) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text("seconds = 5.0\n[[vehicles]]\ncount = 2\n", encoding="utf-8")
+    page = tmp_path / "out.html"
+    code = main(["simulate", str(path), "--policy", "fedasync", "--json", "--plot", str(page)])
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert code == 0
+    assert results["policy"] == "fedasync"
+    assert results["versions"] > 0
+    assert "staleness of updates" in page.read_text(encoding="utf-8")
+
+
+def test_a_failed_search_says_how_to_replay_and_fails(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(Seen, "add", forgetful)
+    assert main(["simulate", "--fuzz", "40", "--seed", "100"]) == 1
+    assert "hetertrain simulate --fuzz 1 --seed" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from hetertrain.core.policy import SYNC_PRESETS, WeightPolicy
 from hetertrain.core.update import Partial
 from tests.builders import LAYOUT, SIZE, make_aggregator, make_checkpoint, make_update
 
-SAP = SYNC_PRESETS["sap"]
+SAP = replace(SYNC_PRESETS["sap"], sync_quorum=1.0, sync_deadline_seconds=3.0)
 
 
 def with_members(count: int, policy=SAP, weights: WeightPolicy | None = None):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetertrain.core.aggregator import PartialArrived, SyncNotice, Tick, UpdateArrived
@@ -11,7 +13,7 @@ from hetertrain.core.members import FlushSettled, MemberSeen
 from hetertrain.core.policy import SYNC_PRESETS, Statistics, WeightPolicy
 from tests.builders import LAYOUT, SIZE, make_aggregator, make_update
 
-SAP = SYNC_PRESETS["sap"]
+SAP = replace(SYNC_PRESETS["sap"], sync_quorum=1.0, sync_deadline_seconds=3.0)
 
 
 def make_combiner(members: int = 4) -> Combiner:

@@ -20,7 +20,8 @@ from hetertrain.wire.frames import Begin, Flushed, NodeState, pack, unpack
 from hetertrain.wire.transfer import Receiver, Sender
 from hetertrain.wire.uplink import ModelReceived, Outgoing, PullReceived, Settled, Uplink
 
-TERMS = JobTerms("layout", SYNC_PRESETS["sap"], WEIGHT_PRESETS["sap"], {0: Statistics()})
+PATIENT = replace(SYNC_PRESETS["sap"], sync_deadline_seconds=5.0)
+TERMS = JobTerms("layout", PATIENT, WEIGHT_PRESETS["sap"], {0: Statistics()})
 STATE = NodeState(
     node="n0", job="job", cell="cloud", tier="t1", role="vehicle", is_online=True, label="bus"
 )
@@ -209,6 +210,18 @@ def test_versions_travel_as_differences_and_a_sync_sends_the_exact_model() -> No
     talk.run(3.0)
     assert talk.of(ModelReceived)[-1].sync == 1
     np.testing.assert_array_equal(talk.of(ModelReceived)[-1].vector, talk.vector)
+
+
+def test_a_syncs_model_never_holds_a_thin_link_for_longer_than_its_budget() -> None:
+    """Where the whole model takes longer than the sync's deadline, a difference goes out."""
+    talk = Conversation(0, loss=0.0)
+    talk.run(10.0)
+    talk.move()
+    terms = replace(TERMS, policy=replace(PATIENT, sync_deadline_seconds=0.5))
+    checkpoint = Checkpoint(talk.version, talk.vector.copy(), np.empty(0, np.int64))
+    ready = talk.aggregator.release(checkpoint, 1, terms, talk.now + 1.0)
+    sent = sum(len(item.frame) for item in ready.send if item.topic.endswith("/t1"))
+    assert 0 < sent < 4 * talk.vector.size / 2
 
 
 def test_a_silent_node_counts_as_gone() -> None:

@@ -37,13 +37,13 @@ class SyncPolicy:
     """A cut needs updates from this share of the active nodes (at least one)."""
     cut_seconds: float = 2.0
     """A cut comes at the latest this long after the first update of a version."""
-    sync_seconds: float | None = 10.0
+    sync_seconds: float | None = 20.0
     """Time between global synchronisations; None: never."""
-    sync_deadline_seconds: float = 3.0
+    sync_deadline_seconds: float = 1.0
     """How long a sync waits for flushes, and a node for the sync's checkpoint."""
-    sync_quorum: float = 1.0
+    sync_quorum: float = 0.5
     """The share of active nodes whose flush closes a sync before its deadline."""
-    flush_factor: float = 4.0
+    flush_factor: float = 2.0
     """The byte budget of a flush, as a multiple of an ordinary update's."""
     clock_bound: int | None = None
     """A node may be so many updates ahead of the slowest one, and then waits for it (stale
