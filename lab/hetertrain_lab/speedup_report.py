@@ -124,4 +124,4 @@ def _draw(axes: Any, scenario: str, entries: list[Entry]) -> None:
     axes.set_ylim(0.5, 0.97)
     axes.set_xlabel("virtual seconds (log scale); grey: fedasync, ssp, asgd")
     axes.set_title(f"{scenario}: accuracy on held-out data")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
