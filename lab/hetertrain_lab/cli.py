@@ -19,6 +19,8 @@ from hetertrain.config import Settings
 from hetertrain.errors import SettingsError
 
 NEEDS = ("torch", "iotcore", "safetensors", "matplotlib")
+PIPED_COLUMNS = 150
+"""The width of wide tables that go to a file."""
 VIOLATED = 1
 """Exit code of a simulation in which a promise was broken."""
 
@@ -200,7 +202,7 @@ def _bench_speedup(arguments: argparse.Namespace, output: Path) -> dict[str, Any
     results: dict[str, Any] = {**figures, "entries": speedup.as_plain(entries), "page": str(page)}
     (output / "speedup.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     if not arguments.json:
-        console = Console()
+        console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
         for scenario in figures:
             console.print(terminal_table(scenario_rows(scenario, entries)))
         console.print(f"plots and all trials: {page}", highlight=False)

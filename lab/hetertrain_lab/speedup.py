@@ -86,8 +86,8 @@ SCENARIOS = (
     "homog_iid",
 )
 QUICK_SCENARIOS = ("compute_iid", "paper_dir03")
-QUICK_STRIDE = 2
-"""A quick run makes every second trial only."""
+QUICK_STRIDE = 3
+"""A quick run makes every third trial only."""
 
 
 @dataclass(frozen=True, slots=True)
