@@ -22,13 +22,12 @@ from structlog.typing import FilteringBoundLogger
 
 from hetertrain.cell import Cell, Link
 from hetertrain.cell import Event as CellEvent
-from hetertrain.core.aggregator import PartialArrived, SyncNotice, Tick
+from hetertrain.core.aggregator import PartialArrived, Pulled, SyncNotice, Tick
 from hetertrain.core.combiner import (
     Combiner,
     Event,
     Forward,
     PartialSettled,
-    Pulled,
     Ready,
     VersionAnnounced,
 )
@@ -52,7 +51,6 @@ from hetertrain.wire.frames import AggregatorStatus, ModelContent, pack
 from hetertrain.wire.uplink import (
     FrameRefused,
     ModelReceived,
-    PullReceived,
     Settled,
     SyncAnnounced,
     Uplink,
@@ -187,7 +185,7 @@ class GatewayDriver:
                 self._take_model(event, now)
             case SyncAnnounced(sync, deadline_seconds):
                 self._step(SyncNotice(sync, deadline_seconds), now)
-            case PullReceived():
+            case Pulled():
                 self._step(Pulled(), now)
             case Settled(verdict, _):
                 self._step(PartialSettled(verdict), now)
@@ -223,7 +221,10 @@ class GatewayDriver:
         if self._combiner is None:
             self._combiner_wakes_at = now + 1.0
             return  # No version yet, so no node of the cell has one either.
-        self._apply(self._combiner.handle(event, now), now)
+        before = self._combiner.num_orphaned
+        ready = self._combiner.handle(event, now)
+        self._show_orphans(before)
+        self._apply(ready, now)
 
     def _apply(self, ready: Ready, now: float) -> None:
         assert self._combiner is not None, "the combiner has just stepped"
@@ -263,12 +264,22 @@ class GatewayDriver:
             updates = [unpack_update(c) for c in self._inbox.read(verdict.seq, verdict.seq)]
             kept = [u for u in updates if (u.node, u.seq) not in verdict.known]
             self._inbox.append(_OPEN, [pack_update(update) for update in kept])
+            before = self._combiner.num_orphaned
             self._combiner.recollect(kept, now)
+            self._show_orphans(before)
         elif verdict.outcome is Outcome.QUARANTINED:
             self._log.error("partial_quarantined", seq=verdict.seq, reason=verdict.reason)
             self.cell.refused["partial"] += 1
         self._inbox.forget(verdict.seq, verdict.seq)
         self._outbox.settle(verdict.seq)
+
+    def _show_orphans(self, before: int) -> None:
+        """Count and log accepted updates whose run of versions ended before the cloud had them."""
+        assert self._combiner is not None, "the combiner collects"
+        lost = self._combiner.num_orphaned - before
+        if lost:
+            self.cell.refused["orphaned"] += lost
+            self._log.error("updates_orphaned", updates=lost)
 
     def _report(self) -> None:
         combiner = self._combiner

@@ -1,28 +1,26 @@
-"""The processes of a simulated fleet: the drivers of production, their crashes and their trainers.
+"""The processes of a simulated fleet: the drivers of production, their crashes and outages.
 
 A crash throws the driver away, in the middle of a step where the seed says so; a restart builds it
-anew from the directory. Training takes virtual time, and its result comes from real gradients or
-from a synthetic objective.
+anew from the directory.
 """
 
 from __future__ import annotations
 
 import random
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 from structlog.typing import FilteringBoundLogger
 
 from hetertrain.core.aggregator import Aggregator, Release
-from hetertrain.core.layout import Integers, ParameterLayout, Vector
+from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.policy import SyncPolicy, WeightPolicy
 from hetertrain.core.tiers import Tier
 from hetertrain.core.update import Checkpoint
-from hetertrain.core.worker import Trained, TrainOrder, Worker
+from hetertrain.core.worker import Trained, Worker
 from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
@@ -40,111 +38,13 @@ from hetertrain_lab.network import (
     VirtualLink,
 )
 from hetertrain_lab.scenario import NodePlan, Range, Scenario, Troubles
+from hetertrain_lab.trainers import Learner, SimulatedTrainer
 from hetertrain_vehicle.driver import VehicleDriver
 
 JOB = "simulated"
 CLOUD_SHAPE = LinkShape(rate_bits_per_second=1e12, latency_seconds=0.001)
 FUSE_PUBLICATIONS_MAX = 6
 ACTS_PER_SECOND_MAX = 20_000
-
-
-class Learner(Protocol):
-    """What a simulated trainer trains; ``hetertrain_vehicle.trainer.Trainer`` is one."""
-
-    def load(self, vector: Vector, integers: Integers) -> None:
-        """Go on from another model."""
-
-    def reset_optimizer(self) -> None:
-        """Forget the optimiser's momentum."""
-
-    def step(self) -> float:
-        """Train one batch and return its loss."""
-
-    def vector(self) -> tuple[Vector, Integers]:
-        """Copy the local model."""
-
-
-class SyntheticLearner:
-    """Goes a part of the way to an optimum of its own at each step, with noise."""
-
-    def __init__(self, size: int, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._optimum = self._rng.random(size, np.float32)
-        self._local = np.zeros(size, np.float32)
-
-    def load(self, vector: Vector, integers: Integers) -> None:
-        """Go on from another model."""
-        del integers
-        self._local = vector.copy()
-
-    def reset_optimizer(self) -> None:
-        """Keep nothing between steps."""
-
-    def step(self) -> float:
-        """Move."""
-        noise = self._rng.random(self._local.size, np.float32) - np.float32(0.5)
-        self._local += np.float32(0.05) * (self._optimum + noise - self._local)
-        return 0.0
-
-    def vector(self) -> tuple[Vector, Integers]:
-        """Copy the local vector."""
-        return self._local.copy(), np.empty(0, np.int64)
-
-
-@dataclass(slots=True)
-class SimulatedTrainer:
-    """Trains in virtual time: the work is done at once when its time is over."""
-
-    clock: Clock
-    learner: Learner
-    step_seconds: float
-    jitter: float
-    rng: random.Random
-    on_trained: Callable[[Trained], None]
-    on_steps: Callable[[int], None]
-    _order: TrainOrder | None = None
-    _began_at: float = 0.0
-    _each: float = 0.0
-    _generation: int = 0
-
-    def order(self, order: TrainOrder) -> None:
-        """Begin to train."""
-        self._order = order
-        self._began_at = self.clock.now
-        self._each = self.step_seconds * (1 + self.jitter * (2 * self.rng.random() - 1))
-        self._finish_after(order.steps)
-
-    def interrupt(self) -> None:
-        """Stop at the next step boundary."""
-        if self._order is not None:
-            begun = int((self.clock.now - self._began_at) / self._each) + 1
-            self._finish_after(min(begun, self._order.steps))
-
-    def stop(self) -> None:
-        """Die with the process."""
-        self._order = None
-        self._generation += 1
-
-    def _finish_after(self, steps: int) -> None:
-        self._generation += 1
-        generation = self._generation
-        at = self._began_at + steps * self._each
-        self.clock.at(at, lambda: self._finish(steps, generation))
-
-    def _finish(self, steps: int, generation: int) -> None:
-        order = self._order
-        if generation != self._generation or order is None:
-            return
-        self._order = None
-        if order.start is not None:
-            self.learner.load(*order.start)
-        if order.is_fresh:
-            self.learner.reset_optimizer()
-        for _ in range(steps):
-            self.learner.step()
-        self.on_steps(steps)
-        vector, integers = self.learner.vector()
-        self.on_trained(Trained(vector, integers, steps, steps * self._each))
 
 
 class World(Protocol):
@@ -210,7 +110,7 @@ class Driver(Protocol):
         """Close the stores."""
 
 
-class Process:
+class Process(ABC):
     """One simulated process: alive or not, with a directory that outlives it."""
 
     driver: Driver
@@ -226,9 +126,9 @@ class Process:
         self._life = 0
         self._second, self._acts = 0, 0
 
+    @abstractmethod
     def build(self) -> None:
         """Make the driver and its links from what is on disk."""
-        raise NotImplementedError
 
     def dismantle(self) -> None:
         """Close the stores, so that the next life can open them."""
@@ -456,7 +356,6 @@ class VehicleProcess(Process):
     """A vehicle: its driver, and its trainer."""
 
     driver: VehicleDriver
-    outbox: WatchedOutbox
     trainer: SimulatedTrainer
 
     def __init__(self, fleet: World, plan: NodePlan, index: int) -> None:
@@ -469,14 +368,14 @@ class VehicleProcess(Process):
     def build(self) -> None:
         """Recover the vehicle from its directory."""
         fleet, plan = self.fleet, self._plan
-        self.outbox = WatchedOutbox(self.directory / "outbox.db", fleet)
+        outbox = WatchedOutbox(self.directory / "outbox.db", fleet)
         worker = Worker(
             node=self.name,
             policy=fleet.policy,
             tier=self._tier,
             examples=fleet.examples(self._index),
             layout=fleet.layout.digest,
-            next_seq=self.outbox.next_seq,
+            next_seq=outbox.next_seq,
         )
         state = NodeState(
             node=self.name,
@@ -510,7 +409,7 @@ class VehicleProcess(Process):
             self._trained,
             fleet.stepped,
         )
-        self.driver = VehicleDriver(worker, uplink, self.outbox, link, self.trainer, fleet.log)
+        self.driver = VehicleDriver(worker, uplink, outbox, link, self.trainer, fleet.log)
         self.driver.recover(fleet.clock.now)
         if self.num_starts == 1 and fleet.scenario.installed:
             self.driver.hold(fleet.installed, fleet.clock.now)

@@ -222,10 +222,9 @@ def _shape(group: Group, index: int) -> LinkShape:
 def _tier_of(scenario: Scenario, group: Group, index: int) -> str:
     """Return the fastest tier that the link can keep up with, or the slowest."""
     rate = _spread(group.rate_bits_per_second, index, group.count)
-    tiers = scenario.tiers(1.0)
-    able = [t for t in tiers.values() if t.rate_bits_per_second <= rate * (1 + 1e-9)]
-    chosen = max(able or tiers.values(), key=lambda t: t.rate_bits_per_second if able else 0)
-    return chosen.name
+    slowest_first = list(scenario.tiers(1.0).values())
+    able = [t for t in slowest_first if t.rate_bits_per_second <= rate * (1 + 1e-9)]
+    return (able[-1] if able else slowest_first[0]).name
 
 
 def load_scenario(path: Path) -> Scenario:

@@ -50,9 +50,7 @@ from hetertrain_lab.processes import (
     CLOUD_SHAPE,
     CloudProcess,
     GatewayProcess,
-    Learner,
     Process,
-    SyntheticLearner,
     VehicleProcess,
     between,
 )
@@ -61,6 +59,7 @@ from hetertrain_lab.scenario import (
     plan_gateways,
     plan_vehicles,
 )
+from hetertrain_lab.trainers import Learner, SyntheticLearner
 from hetertrain_vehicle.trainer import Trainer
 
 CALM_SECONDS = 60.0

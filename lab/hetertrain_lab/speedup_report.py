@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hetertrain_lab.live import human_bytes
 from hetertrain_lab.page import (
     BLUE,
     GREEN,
@@ -19,7 +20,7 @@ from hetertrain_lab.page import (
     section,
     write_page,
 )
-from hetertrain_lab.speedup import MEASURE_FINAL, TARGETS, Entry, throughput_bound
+from hetertrain_lab.speedup import MEASURE_FINAL, NUM_NODES, TARGETS, Entry, throughput_bound
 
 _COLOURS = {"sap": BLUE, "fedavg": ORANGE, "fedavg_same_codec": "#b8860b", "ssgd": "#b23b3b"}
 _COLOURS |= {"fedbuff": "#8fb79f", "fedbuff_same_codec": GREEN}
@@ -44,7 +45,7 @@ def scenario_rows(scenario: str, entries: list[Entry]) -> Rows:
                 _ratio(middle, sap),
                 f"{entry.final:.4f}" if is_final else "",
                 f"{median(run.seconds for run in entry.runs):,.0f}" if is_final else "",
-                _megabytes(entry),
+                _up_per_node(entry),
                 _chosen(entry),
                 str(len(entry.trials)),
             )
@@ -71,9 +72,8 @@ def _ratio(other: float | None, sap: float | None) -> str:
     return f"{ratio:,.0f} ×" if ratio >= 100 else f"{ratio:.2f} ×"
 
 
-def _megabytes(entry: Entry) -> str:
-    nodes = 16e6
-    return f"{sum(run.bytes_up for run in entry.runs) / len(entry.runs) / nodes:,.1f} MB"
+def _up_per_node(entry: Entry) -> str:
+    return human_bytes(sum(r.bytes_up for r in entry.runs) // (len(entry.runs) * NUM_NODES))
 
 
 def _chosen(entry: Entry) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hetertrain.core.aggregator import Pulled
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, Statistics
 from hetertrain.core.tiers import TIERS
@@ -18,7 +19,7 @@ from hetertrain.wire.contents import JobTerms
 from hetertrain.wire.downlink import ContentReceived, Downlink, NodeGone
 from hetertrain.wire.frames import Begin, Flushed, NodeState, pack, unpack
 from hetertrain.wire.transfer import Receiver, Sender
-from hetertrain.wire.uplink import ModelReceived, Outgoing, PullReceived, Settled, Uplink
+from hetertrain.wire.uplink import ModelReceived, Outgoing, Settled, Uplink
 
 PATIENT = replace(SYNC_PRESETS["sap"], sync_deadline_seconds=5.0)
 TERMS = JobTerms("layout", PATIENT, WEIGHT_PRESETS["sap"], {0: Statistics()})
@@ -281,4 +282,4 @@ def test_a_node_that_has_the_newest_version_already_is_sent_none() -> None:
 def test_a_pull_reaches_its_node() -> None:
     talk = Conversation(seed=1, loss=0.0)
     talk.down(talk.aggregator.pull("n0", talk.now))
-    assert PullReceived() in talk.node_events
+    assert Pulled() in talk.node_events

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from hetertrain import codec
-from hetertrain.core.aggregator import SyncNotice, Tick
+from hetertrain.core.aggregator import Pulled, SyncNotice, Tick
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.policy import SYNC_PRESETS, SyncPolicy
 from hetertrain.core.tiers import TIERS
-from hetertrain.core.worker import ModelArrived, Pulled, State, Trained, UpdateSettled, Worker
+from hetertrain.core.worker import ModelArrived, State, Trained, UpdateSettled, Worker
 from tests.builders import LAYOUT
 
 SAP = SYNC_PRESETS["sap"]

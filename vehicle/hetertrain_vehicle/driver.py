@@ -15,13 +15,12 @@ from typing import Protocol
 from structlog.typing import FilteringBoundLogger
 
 from hetertrain.cell import Link
-from hetertrain.core.aggregator import SyncNotice, Tick
+from hetertrain.core.aggregator import Pulled, SyncNotice, Tick
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.update import Update
 from hetertrain.core.worker import (
     Event,
     ModelArrived,
-    Pulled,
     Ready,
     Trained,
     TrainOrder,
@@ -35,7 +34,6 @@ from hetertrain.wire.contents import pack_update, unpack_update
 from hetertrain.wire.uplink import (
     FrameRefused,
     ModelReceived,
-    PullReceived,
     Settled,
     SyncAnnounced,
     Uplink,
@@ -171,7 +169,7 @@ class VehicleDriver:
                 self._step(model, now)
             case SyncAnnounced(sync, deadline_seconds):
                 self._step(SyncNotice(sync, deadline_seconds), now)
-            case PullReceived():
+            case Pulled():
                 self._step(Pulled(), now)
             case Settled(verdict, content):
                 if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):

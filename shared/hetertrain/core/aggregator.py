@@ -89,6 +89,11 @@ class SyncNotice:
 
 
 @dataclass(frozen=True, slots=True)
+class Pulled:
+    """The aggregator asks for what there is, however little."""
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """What the machine waits for: a stable code and a sentence."""
 

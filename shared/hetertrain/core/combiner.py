@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from hetertrain import codec
-from hetertrain.core.aggregator import SyncNotice, Tick, UpdateArrived, Waiting
+from hetertrain.core.aggregator import Pulled, SyncNotice, Tick, UpdateArrived, Waiting
 from hetertrain.core.gate import Gate, Outcome, Seen, Verdict
 from hetertrain.core.members import FlushSettled, MemberGone, Members, MemberSeen
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
@@ -48,11 +48,6 @@ class PartialSettled:
     """The cloud's verdict on the partial in flight."""
 
     verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """The cloud asks for what there is, however little."""
 
 
 Event = (

@@ -26,7 +26,7 @@ from enum import StrEnum
 import numpy as np
 
 from hetertrain import codec
-from hetertrain.core.aggregator import SyncNotice, Tick, Waiting
+from hetertrain.core.aggregator import Pulled, SyncNotice, Tick, Waiting
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.layout import Integers, Vector
 from hetertrain.core.policy import SyncPolicy
@@ -60,11 +60,6 @@ class ModelArrived:
     lineage: str = ""
     slowest: int = 0
     """The clock of the fleet's slowest node."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """The aggregator asks for what there is, however little."""
 
 
 @dataclass(frozen=True, slots=True)

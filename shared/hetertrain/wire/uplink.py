@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hetertrain import codec
+from hetertrain.core.aggregator import Pulled
 from hetertrain.core.gate import Verdict
 from hetertrain.core.layout import Integers, Vector
 from hetertrain.core.tiers import Tier
@@ -90,12 +91,7 @@ class FrameRefused:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class PullReceived:
-    """The aggregator asks for what there is."""
-
-
-UplinkEvent = ModelReceived | SyncAnnounced | PullReceived | Settled | FrameRefused
+UplinkEvent = ModelReceived | SyncAnnounced | Pulled | Settled | FrameRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +252,7 @@ class Uplink:
             case Sync():
                 self._events.append(SyncAnnounced(message.sync, message.deadline_seconds))
             case Pull():
-                self._events.append(PullReceived())
+                self._events.append(Pulled())
             case _:
                 raise FrameError("direction", f"{type(message).__name__} is not for a node")
 
