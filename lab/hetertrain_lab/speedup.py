@@ -129,8 +129,8 @@ def contenders(fleet: str) -> dict[str, Contender]:
     return {
         "sap": Contender(
             "sap",
-            (0.2, 0.3, 0.4),
-            ({"pace_steps": 5}, {"pace_steps": 20}),
+            (0.2, 0.4),
+            ({"pace_steps": 5}, {"pace_steps": 3}, {"pace_steps": 3, "hold_at_sync": False}),
             measures_final=True,
         ),
         "ssgd": Contender("ssgd", (0.1, 0.2, 0.4, 0.6, 0.8, 1.2)),
