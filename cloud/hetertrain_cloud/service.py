@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
+from hetertrain import codec
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint
@@ -133,6 +134,7 @@ class AggregatorService:
     def run(self) -> int:
         """Work until stopped; return the exit code."""
         self._mailbox.stop_on_signals()
+        codec.accelerate()
         self._evaluator.start()
         self._connection.start()
         self._driver.start(time.monotonic())

@@ -53,6 +53,7 @@ from hetertrain.wire.uplink import (
     ModelReceived,
     Settled,
     SyncAnnounced,
+    TierChanged,
     Uplink,
     UplinkEvent,
     UplinkReady,
@@ -174,6 +175,8 @@ class GatewayDriver:
             self._step(event, now)
 
     def _apply_uplink(self, ready: UplinkReady, now: float) -> None:
+        if ready.resubscribes:
+            self._north.resubscribe(self.uplink.subscriptions)
         self._north.publish(ready.send)
         self._uplink_wakes_at = ready.wake_at
         for event in ready.events:
@@ -187,6 +190,8 @@ class GatewayDriver:
                 self._step(SyncNotice(sync, deadline_seconds), now)
             case Pulled():
                 self._step(Pulled(), now)
+            case TierChanged(tier):
+                self._log.info("tier_changed", tier=tier.name)
             case Settled(verdict, _):
                 self._step(PartialSettled(verdict), now)
             case FrameRefused(reason, detail):

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from hetertrain import codec
 from hetertrain.core.tiers import TIERS
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
@@ -32,7 +33,12 @@ class EdgeSettings(BrokerSettings):
     section: ClassVar[str] = "edge"
 
     node: str = Field(description="this gateway's stable id, and the name of its cell")
-    tier: str = Field("t4", description="the class of this gateway's link to the cloud: t0 to t4")
+    tier: str = Field(
+        "t4", description="the class of this gateway's link to the cloud to begin with: t0 to t4"
+    )
+    follow_link: bool = Field(
+        True, description="change the tier when transfers show that the link is in another one"
+    )
     south_host: str | None = Field(None, description="the cell's broker; unset: the same broker")
     south_port: int | None = Field(None, ge=1, le=65535, description="its port")
 
@@ -59,7 +65,7 @@ class EdgeService:
             active=0,
             label="gateway",
         )
-        uplink = Uplink(state, TIERS[settings.tier])
+        uplink = Uplink(state, TIERS[settings.tier], follows_link=settings.follow_link)
         downlink = Downlink(settings.job, settings.node)
         north = settings.endpoint(settings.node)
         south = replace(
@@ -73,6 +79,7 @@ class EdgeService:
             uplink.subscriptions,
             lambda event: self._mailbox.put(("north", event)),
             uplink.will,
+            uplink.other_subscriptions,
         )
         self._south = mqtt.Connection(
             south, downlink.subscriptions, lambda event: self._mailbox.put(("south", event))
@@ -91,6 +98,7 @@ class EdgeService:
     def run(self) -> int:
         """Work until stopped; return the exit code."""
         self._mailbox.stop_on_signals()
+        codec.accelerate()
         self._driver.recover(time.monotonic())
         self._north.start()
         self._south.start()

@@ -224,9 +224,49 @@ def _bench_fidelity(arguments: argparse.Namespace, output: Path) -> dict[str, An
     return results | {"ratios": measures["processes"].ratios(measures["simulator"])}
 
 
+def _bench_codec(arguments: argparse.Namespace, _output: Path) -> dict[str, Any]:
+    from rich.console import Console
+
+    from hetertrain_lab.codec_bench import codec_rows, figures, run_codec
+    from hetertrain_lab.page import terminal_table
+    from hetertrain_lab.progress import track
+
+    with track("codec", 1.0) as on_progress:
+        found = run_codec(is_quick=arguments.quick, on_progress=on_progress)
+    if not arguments.json:
+        console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
+        for kind, measures in found.items():
+            console.print(terminal_table(codec_rows(kind, measures)))
+    fastest = next(iter(found))
+    by_kind = {kind: [asdict(m) for m in measures] for kind, measures in found.items()}
+    results: dict[str, Any] = {**figures(found[fastest])}
+    return results | {
+        "kernels": fastest,
+        "by_kernels": {kind: figures(measures) for kind, measures in found.items()},
+        "measures": by_kind,
+    }
+
+
+def _bench_wire(arguments: argparse.Namespace, _output: Path) -> dict[str, Any]:
+    from rich.console import Console
+
+    from hetertrain_lab.page import terminal_table
+    from hetertrain_lab.progress import track
+    from hetertrain_lab.wire_bench import figures, run_wire, wire_rows
+
+    with track("wire", 1.0) as on_progress:
+        measures = run_wire(is_quick=arguments.quick, on_progress=on_progress)
+    if not arguments.json:
+        Console().print(terminal_table(wire_rows(measures)))
+    results: dict[str, Any] = {**figures(measures)}
+    return results | {"measures": [asdict(m) for m in measures]}
+
+
 BENCHES: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "speedup": _bench_speedup,
     "fidelity": _bench_fidelity,
+    "codec": _bench_codec,
+    "wire": _bench_wire,
 }
 """Benchmarks by name; each returns its results and shows them, unless JSON is asked for."""
 

@@ -37,6 +37,7 @@ def random_scenario(seed: int, drops: tuple[str, ...] = ()) -> Scenario:
         "sync": _rules(rng),
         "weights": {"outer": rng.choice(["none", "none", "sgd", "momentum", "nesterov", "adam"])},
         "learning": {"parameters": rng.choice([1, 7, 300, 3000])},
+        "follow_link": rng.random() < 0.5,
     }
     for drop in drops:
         DROPS[drop](plain)
@@ -119,6 +120,7 @@ DROPS: dict[str, Callable[[Plain], None]] = {
     "outages": _drop_links("outage_share"),
     "crashes": _drop_links("crash_seconds"),
     "disks": _drop_links("disk_loss"),
+    "tiers": lambda plain: plain.update(follow_link=False),
     "joins": _drop_links("joins_within_seconds"),
     "half": _halve,
     "short": _shorten,

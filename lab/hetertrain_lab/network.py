@@ -200,6 +200,11 @@ class VirtualLink:
                 self.fuse -= 1
             self._up.send(item.frame, self._arrival(item))
 
+    def resubscribe(self, subscriptions: tuple[str, ...]) -> None:
+        """Subscribe to these topics and no others."""
+        self.subscriptions = subscriptions
+        self._broker.resubscribed()
+
     def receive(self, event: mqtt.Event) -> None:
         """Hand an event to the client."""
         self._on_event(event)
@@ -295,6 +300,10 @@ class VirtualBroker:
         for topic, frame in self._retained.items():
             if any(matches(pattern, topic) for pattern in link.subscriptions):
                 self._deliver(link.client_id, topic, frame)
+
+    def resubscribed(self) -> None:
+        """Note that a client's subscriptions are others now."""
+        self._routes.clear()
 
     def left(self, link: VirtualLink, will_after_seconds: float) -> None:
         """Note that a client's connection broke; its will follows, unless it is back before."""

@@ -294,7 +294,7 @@ class GatewayProcess(Process):
 
     def __init__(self, fleet: World, plan: NodePlan) -> None:
         super().__init__(fleet, plan.name, plan.shape, plan.troubles)
-        self._tier = fleet.tiers[plan.tier]
+        self._tier = first_tier(fleet, plan)
 
     def build(self) -> None:
         """Recover the gateway from its directory."""
@@ -309,7 +309,13 @@ class GatewayProcess(Process):
             active=0,
         )
         beat = fleet.scenario.heartbeat_seconds
-        uplink = Uplink(state, self._tier, heartbeat_seconds=beat)
+        uplink = Uplink(
+            state,
+            self._tier,
+            heartbeat_seconds=beat,
+            tiers=fleet.tiers,
+            follows_link=fleet.scenario.follow_link,
+        )
         downlink = Downlink(JOB, self.name, fleet.tiers, heartbeat_seconds=beat)
         north = VirtualLink(
             fleet.broker,
@@ -363,7 +369,7 @@ class VehicleProcess(Process):
         self.cell = plan.cell
         self._plan = plan
         self._index = index
-        self._tier = fleet.tiers[plan.tier]
+        self._tier = first_tier(fleet, plan)
 
     def build(self) -> None:
         """Recover the vehicle from its directory."""
@@ -390,6 +396,8 @@ class VehicleProcess(Process):
             self._tier,
             fleet.layout.digest,
             heartbeat_seconds=fleet.scenario.heartbeat_seconds,
+            tiers=fleet.tiers,
+            follows_link=fleet.scenario.follow_link,
         )
         link = VirtualLink(
             fleet.broker,
@@ -421,6 +429,13 @@ class VehicleProcess(Process):
         """Stop the trainer and close the outbox."""
         self.trainer.stop()
         super().dismantle()
+
+
+def first_tier(fleet: World, plan: NodePlan) -> Tier:
+    """Return the tier that a node begins in."""
+    if fleet.scenario.follow_link:
+        return min(fleet.tiers.values(), key=lambda tier: tier.rate_bits_per_second)
+    return fleet.tiers[plan.tier]
 
 
 def between(rng: random.Random, bounds: Range) -> float:

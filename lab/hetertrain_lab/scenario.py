@@ -108,6 +108,9 @@ class Scenario(_Part):
     heartbeat_seconds: Positive = 2.0
     tier_rates: tuple[Positive, ...] = ()
     """Bits per second of the tiers; empty: the default tiers."""
+    follow_link: bool = False
+    """Nodes begin in the slowest tier and go where their transfers show that their links are; else
+    each is in its link's tier from the start, for good."""
     installed: bool = False
     """Vehicles come with version 0; else they wait for it to arrive."""
     vehicles: tuple[Vehicles, ...]

@@ -51,6 +51,9 @@ class Link(Protocol):
     def publish(self, outgoing: tuple[Outgoing, ...]) -> None:
         """Queue frames; never blocks."""
 
+    def resubscribe(self, subscriptions: tuple[str, ...]) -> None:
+        """Subscribe to these topics and no others, before anything that is published next."""
+
 
 class Cell:
     """The nodes of one aggregator; the thread that owns the machine owns it too."""

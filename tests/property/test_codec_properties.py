@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from hetertrain import codec
 from hetertrain.errors import PayloadError
 
-ROUNDED_AWAY = 256 / (4 * 127**2) * 1.001
-"""The share of a delta's energy that int8 may lose, with some room for float32 arithmetic."""
+MISJUDGED = 0.03
+"""The share of a delta's energy by which the choice among forms may be wrong."""
 
 any_float = st.floats(width=32, allow_nan=False, allow_infinity=False)
-gated_float = st.floats(-1024, 1024, width=32)
+gated_float = st.floats(-512, 512, width=32)
+"""A level of two bits may decode to nearly twice the largest magnitude; the gate allows 1024."""
 normal_float = st.floats(-1024, 1024, width=32, allow_subnormal=False)
 budgets = st.integers(codec.MINIMUM_BUDGET_BYTES, 3000)
 weights = st.floats(0, 1, exclude_min=True)
@@ -47,8 +48,8 @@ def test_the_receiver_decodes_what_the_sender_believes(
 
     decoded = codec.decode(memoryview(encoded.payload), delta.size)
 
-    assert decoded.tobytes() == encoded.decoded.tobytes()
-    assert encoded.decoded.shape == delta.shape
+    assert decoded.tobytes() == encoded.decoded.dense().tobytes()
+    assert decoded.shape == delta.shape
 
 
 @given(deltas(any_float), budgets)
@@ -65,7 +66,17 @@ def test_the_same_delta_gives_the_same_bytes_wherever_it_lies(
     assert codec.encode(strided, budget_bytes).payload == codec.encode(delta, budget_bytes).payload
 
 
-@given(deltas(normal_float), budgets, budgets)
+shaped_deltas = st.builds(
+    lambda size, seed, tail: (
+        np.random.default_rng(seed).standard_t(tail, size).clip(-1024, 1024).astype(np.float32)
+    ),
+    st.integers(1, 3000),
+    st.integers(0, 2**32),
+    st.sampled_from((2, 3, 30)),
+)
+
+
+@given(deltas(normal_float) | shaped_deltas, budgets, budgets)
 def test_a_larger_budget_keeps_no_less_energy(
     delta: NDArray[np.float32], one_bytes: int, other_bytes: int
 ) -> None:
@@ -73,23 +84,30 @@ def test_a_larger_budget_keeps_no_less_energy(
     small, large = sorted((one_bytes, other_bytes))
 
     lost_small, lost_large = (
-        float(np.square(wide - codec.encode(delta, budget).decoded).sum())
+        float(np.square(wide - codec.encode(delta, budget).decoded.dense()).sum())
         for budget in (small, large)
     )
 
-    assert lost_large <= lost_small + ROUNDED_AWAY * float(np.square(wide).sum())
+    assert lost_large <= lost_small + MISJUDGED * float(np.square(wide).sum())
 
 
-@given(st.integers(1, 5000), st.integers(0, 2**32), budgets)
-def test_a_larger_budget_never_keeps_fewer_values(size: int, seed: int, budget_bytes: int) -> None:
-    delta = np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+@given(st.integers(1, 2000), st.integers(0, 2**32), st.lists(budgets, min_size=1, max_size=20))
+def test_what_was_sent_and_the_residual_are_all_that_was_learnt(
+    size: int, seed: int, each_budget: list[int]
+) -> None:
+    rng = np.random.default_rng(seed)
+    residual = np.zeros(size, np.float32)
+    learnt, received = np.zeros(size), np.zeros(size)
 
-    small, large = (
-        codec.parse(codec.encode(delta, budget).payload, size).values.size
-        for budget in (budget_bytes, budget_bytes + 1)
-    )
+    for budget_bytes in each_budget:
+        delta = rng.standard_normal(size, np.float32)
+        learnt += delta
+        residual += delta
+        encoded = codec.encode(residual, budget_bytes)
+        received += codec.decode(encoded.payload, size)
+        encoded.decoded.subtract_from(residual)
 
-    assert small <= large
+    np.testing.assert_allclose(received + residual, learnt, atol=1e-5 * len(each_budget))
 
 
 @given(st.binary(max_size=200), st.integers(0, 1000))
@@ -127,14 +145,15 @@ def test_sums_are_exact_whatever_the_order_and_the_form(
     for index in order:
         codec.decode_into(sums, encoded[index].payload, factors[index])
 
-    assert sums.tolist() == exact_sums([each.decoded for each in encoded], factors)
+    assert sums.tolist() == exact_sums([each.decoded.dense() for each in encoded], factors)
 
 
 @given(st.integers(0, 2**32), weights)
 def test_long_vectors_add_up_across_the_blocks_of_scratch(seed: int, weight: float) -> None:
     delta = np.random.default_rng(seed).standard_normal(140_000).astype(np.float32)
-    encoded = [codec.encode(delta, budget) for budget in (None, 142_500, 140_000)]
-    expected = [np.rint(e.decoded.astype(np.float64) * (weight * 2.0**32)) for e in encoded]
+    budgets = (None, 142_500, 140_000, 75_000, 38_000, 20_000, 5_000)
+    encoded = [codec.encode(delta, budget) for budget in budgets]
+    expected = [np.rint(e.decoded.dense().astype(np.float64) * (weight * 2.0**32)) for e in encoded]
     sums = np.zeros(delta.size, np.int64)
 
     for each in encoded:

@@ -63,15 +63,15 @@ def test_a_sender_never_has_more_than_its_window_unacknowledged() -> None:
     sender = make_sender(bytes(2000), window=3)
     assert len(sender.due(0.0)) == 3
     assert sender.due(0.1) == []
-    sender.delivered()
+    sender.delivered(0.1)
     assert len(sender.due(0.2)) == 1
 
 
 def test_a_sender_without_a_verdict_asks_again() -> None:
     sender = make_sender(bytes(100), window=9)
     assert len(sender.due(0.0)) == 2
-    sender.delivered()
-    sender.delivered()
+    sender.delivered(0.1)
+    sender.delivered(0.1)
     assert sender.due(1.0) == []
     assert [type(message) for message, _ in sender.due(sender.ask_at)] == [Begin]
 
@@ -86,7 +86,7 @@ def test_lost_chunks_and_only_those_are_sent_again(lost: list[int]) -> None:
         if index not in lost:
             assert receiver.chunk(index, data) is None
     for _ in range(6):
-        sender.delivered()
+        sender.delivered(0.1)
     sender.missing(receiver.missing())
     again = sender.due(0.1)
     assert [message.index for message, _ in again] == lost
@@ -108,11 +108,12 @@ def test_a_receiver_refuses_chunks_that_do_not_fit() -> None:
 class Conversation:
     """A node and an aggregator, a network that may lose frames, and a virtual clock."""
 
-    def __init__(self, seed: int, loss: float) -> None:
+    def __init__(self, seed: int, loss: float, *, follows_link: bool = False) -> None:
         self.random = random.Random(seed)
         self.loss = loss
         self.now = 0.0
-        self.node = Uplink(STATE, TIERS["t1"])
+        self.node = Uplink(STATE, TIERS["t1"], follows_link=follows_link)
+        self.bits_per_second = 1e6
         self.aggregator = Downlink("job", "cloud")
         self.node_events: list[object] = []
         self.aggregator_events: list[object] = []
@@ -135,9 +136,11 @@ class Conversation:
         self.node_events += ready.events
         for item in ready.send:
             if item.token is not None:
-                self.up(self.node.delivered(item.token, self.now))
+                self.now += 8 * len(item.frame) / self.bits_per_second
             if self.random.random() >= self.loss:
                 self.down(self.aggregator.received(item.topic, item.frame, self.now))
+            if item.token is not None:
+                self.up(self.node.delivered(item.token, self.now))
 
     def down(self, ready) -> None:
         self.aggregator_events += ready.events
@@ -267,6 +270,28 @@ def test_a_job_that_starts_anew_reaches_a_node_that_holds_its_first_version() ->
     talk.run(10)
     received = [e for e in talk.node_events[before:] if isinstance(e, ModelReceived)]
     assert received[-1].terms.lineage == "anew"
+
+
+def test_a_node_changes_its_tier_with_its_link_and_goes_on_from_the_model_it_holds() -> None:
+    """Nothing is lost or sent twice, and no whole model is needed."""
+    talk = Conversation(seed=1, loss=0.0, follows_link=True)
+    talk.run(5.0)
+    tiers = [talk.node.tier.name]
+    for seq, rate in enumerate((1e6, 60e6, 60e6, 60e6, 64e3, 64e3, 64e3, 64e3)):
+        talk.bits_per_second = rate
+        size = talk.node.tier.budget_bytes(1.0, 0.5)
+        talk.up(talk.node.offer(seq, random.Random(seq).randbytes(size), talk.now))
+        talk.move()
+        talk.run(3.0)
+        tiers.append(talk.node.tier.name)
+
+    assert tiers == ["t1", "t1", "t1", "t3", "t3", "t0", "t0", "t0", "t0"]
+    assert [event.verdict.seq for event in talk.of(Settled)] == list(range(8))
+    newest = talk.of(ModelReceived)[-1]
+    assert newest.version == talk.version
+    np.testing.assert_array_equal(newest.vector, talk.aggregator._chains["t0"].held.vector)
+    assert talk.aggregator._chains.keys() == {"t0"}
+    assert not np.array_equal(newest.vector, talk.vector), "a whole model was sent"
 
 
 def test_a_node_that_has_the_newest_version_already_is_sent_none() -> None:

@@ -49,12 +49,17 @@ class VehicleSettings(BrokerSettings):
 
     node: str = Field(description="this node's stable id")
     cell: str = Field(topics.CLOUD_CELL, description="the gateway to speak to, or 'cloud'")
-    tier: str = Field("t2", description="the class of this node's link: t0 to t4")
+    tier: str = Field("t2", description="the class of this node's link to begin with: t0 to t4")
+    follow_link: bool = Field(
+        True, description="change the tier when transfers show that the link is in another one"
+    )
     task: str = Field(description="the task to train, as module:Class")
     labels: dict[str, str] = Field({}, description="labels of this node, as key=value")
     seed: int = Field(0, ge=0, description="seeds the order of batches")
     step_seconds_min: float = Field(0.0, ge=0, description="pad each step to this duration")
-    limit_link: bool = Field(False, description="hold the link to the tier's rate")
+    limit_link: bool = Field(
+        False, description="hold the link to the tier's rate, and stay in the tier"
+    )
 
     @property
     def directory(self) -> Path:
@@ -155,13 +160,15 @@ class Agent:
             is_online=True,
             label=trainer.label,
         )
-        uplink = Uplink(state, tier, trainer.layout)
+        follows_link = settings.follow_link and not settings.limit_link
+        uplink = Uplink(state, tier, trainer.layout, follows_link=follows_link)
         rate = tier.rate_bits_per_second if settings.limit_link else None
         self._connection = mqtt.Connection(
             settings.endpoint(settings.node, rate),
             uplink.subscriptions,
             self._mailbox.put,
             uplink.will,
+            uplink.other_subscriptions,
         )
         self._driver = VehicleDriver(
             worker, uplink, outbox, self._connection, TrainerPipe(self._pipe), self._log

@@ -36,6 +36,7 @@ from hetertrain.wire.uplink import (
     ModelReceived,
     Settled,
     SyncAnnounced,
+    TierChanged,
     Uplink,
     UplinkEvent,
     UplinkReady,
@@ -156,6 +157,8 @@ class VehicleDriver:
         )
 
     def _apply_uplink(self, ready: UplinkReady, now: float) -> None:
+        if ready.resubscribes:
+            self._link.resubscribe(self.uplink.subscriptions)
         self._link.publish(ready.send)
         self._uplink_wakes_at = ready.wake_at
         for event in ready.events:
@@ -171,6 +174,9 @@ class VehicleDriver:
                 self._step(SyncNotice(sync, deadline_seconds), now)
             case Pulled():
                 self._step(Pulled(), now)
+            case TierChanged(tier):
+                self._log.info("tier_changed", before=self.worker.tier.name, tier=tier.name)
+                self.worker.tier = tier
             case Settled(verdict, content):
                 if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
                     self._log.warning("update_refused", seq=verdict.seq, reason=verdict.reason)

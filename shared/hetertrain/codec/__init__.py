@@ -8,6 +8,7 @@ Everything here is a pure function of its arguments: the same delta gives the sa
 """
 
 from hetertrain.codec.encoder import encode
+from hetertrain.codec.kernels import accelerate
 from hetertrain.codec.merge import FRACTION_BITS, VALUE_MAX, add_into, decode_into
 from hetertrain.codec.payload import MINIMUM_BUDGET_BYTES, Decoded, Encoded, decode, parse
 
@@ -17,6 +18,7 @@ __all__ = [
     "VALUE_MAX",
     "Decoded",
     "Encoded",
+    "accelerate",
     "add_into",
     "decode",
     "decode_into",

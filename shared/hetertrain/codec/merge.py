@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hetertrain.codec.payload import SCRATCH_VALUES, Decoded, parse
+from hetertrain.codec import kernels
+from hetertrain.codec.payload import Decoded, parse
 from hetertrain.errors import PayloadError
 
 FRACTION_BITS = 32
@@ -29,21 +30,20 @@ def add_into(sums: NDArray[np.int64], decoded: Decoded, weight: float) -> None:
     No overflow: with |value| <= ``VALUE_MAX`` = 2**10, which the caller has checked (``peak``), a
     term is at most 2**42, so 2**20 terms keep |sum| <= 2**62.
 
-    Cost: O(kept values), with scratch memory for ``SCRATCH_VALUES`` of them.
+    Cost: O(kept values), with scratch memory for a run of them.
     """
     assert sums.dtype == np.int64, "sums are int64"
     assert sums.shape == (decoded.size,), "sums and payload are of one layout"
     assert 0 < weight <= 1, "weights are normalised"
     factor = weight * 2.0**FRACTION_BITS
-    scratch = np.empty(min(SCRATCH_VALUES, decoded.values.size), np.float64)
-    for start in range(0, decoded.values.size, SCRATCH_VALUES):
-        part = slice(start, start + SCRATCH_VALUES)
-        values = decoded.values[part]
-        terms = scratch[: values.size]
-        np.multiply(values, factor, out=terms, dtype=np.float64)
-        np.rint(terms, out=terms)
-        # Indices are distinct, so indexed addition loses no term.
-        sums[part if decoded.indices is None else decoded.indices[part]] += terms.astype(np.int64)
+    for place, values in decoded.levels.runs():
+        if decoded.indices is None:
+            kernels.active.add(values, factor, sums[place])
+        else:
+            terms = np.zeros(values.size, np.int64)
+            kernels.active.add(values, factor, terms)
+            # Indices are distinct, so indexed addition loses no term.
+            sums[decoded.indices[place]] += terms
 
 
 def decode_into(sums: NDArray[np.int64], payload: bytes | memoryview, weight: float) -> None:

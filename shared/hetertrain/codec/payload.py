@@ -1,15 +1,15 @@
 """The bytes of an encoded delta, and the reader that trusts none of them.
 
-A payload is a header and a body, all little-endian::
+A payload is a header and a body, all little-endian, and says all that a reader needs::
 
-    header         version u8 · kind u8 · reserved u16 = 0 · size u32 · count u32
-    DENSE_FLOAT32  values (count x float32)                       count = size
-    DENSE_INT8     scales (float32) · levels (count x int8)       count = size
-    SPARSE_INT8    scales (float32) · levels (count x int8) · gaps (count x LEB128)
+    header  version u8 = 2 · form u8 · bits u8 · reserved u8 = 0 · size u32 · count u32
+    DENSE   values (count x float32) if bits = 32, else scales · packed levels     count = size
+    SPARSE  scales (float32) · packed levels · Rice-coded gaps (``indices``)
 
-``size`` is the length of the vector, ``count`` how many of its values are kept. The length of a
-body is checked against both before anything is allocated, so reading takes memory and time in
-proportion to the payload's length and to the ``size`` that the reader expects, whatever it says.
+``size`` is the length of the vector, ``count`` how many of its values are kept, ``bits`` those of a
+level (``quantise``). The length of a body is checked against them before anything is allocated, so
+reading takes memory and time in proportion to the payload's length and to the ``size`` that the
+reader expects, whatever it says.
 """
 
 from __future__ import annotations
@@ -21,34 +21,95 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from hetertrain.codec.indices import GAP_BYTES_MAX, SIZE_MAX, decode_indices
-from hetertrain.codec.quantise import (
-    LEVEL_MAX,
-    SCALE_BYTES,
-    SCALE_MAX,
-    dequantise,
-    scale_count,
-)
+from hetertrain.codec.indices import SIZE_MAX, decode_gaps
+from hetertrain.codec.kernels import SCALE_MAX, packed_bytes
+from hetertrain.codec.quantise import BITS, FLOAT_BITS, SCALE_BYTES, Levels, scale_count
+from hetertrain.codec.sparsify import INFINITY_BITS, above
+from hetertrain.codec.version_1 import decode_leb128
 from hetertrain.errors import PayloadError
 
-CODEC_VERSION = 1
+CODEC_VERSION = 2
 FLOAT_BYTES = 4
 LITTLE_FLOAT = np.dtype("<f4")
-SCRATCH_VALUES = 1 << 16
-"""Dense work in float64 goes in steps of this many values, to stay in the processor's cache."""
 
-_HEADER = struct.Struct("<BBHII")
+_HEADER = struct.Struct("<BBBBII")
 
 MINIMUM_BUDGET_BYTES = _HEADER.size
 """The shortest payload: a header that keeps no value. No budget may be below it."""
 
+_VERSION_1_BITS = (FLOAT_BITS, 8, 8)
+"""By its kinds: dense float32, dense int8, sparse int8."""
 
-class Kind(IntEnum):
-    """The forms that a body can have."""
 
-    DENSE_FLOAT32 = 0
-    DENSE_INT8 = 1
-    SPARSE_INT8 = 2
+class Form(IntEnum):
+    """Whether a payload holds all values or some."""
+
+    DENSE = 0
+    SPARSE = 1
+
+
+@dataclass(slots=True)
+class Decoded:
+    """The finite values that a payload keeps of a vector of ``size``; all others are zero.
+
+    Values stay coded and are decoded a run at a time, so whatever is done with them takes little
+    memory but for their indices.
+    """
+
+    indices: NDArray[np.int64] | None
+    """Shape (kept,), strictly increasing and below ``size``; None means all, in order."""
+    levels: Levels
+    size: int
+    _norm: float | None = None
+    _peak: float = 0.0
+
+    @property
+    def num_kept(self) -> int:
+        """How many values the payload keeps."""
+        return self.levels.size
+
+    def norm(self) -> float:
+        """Return the Euclidean length, summed in float64."""
+        return self._measure()[0]
+
+    def peak(self) -> float:
+        """Return the largest magnitude, 0 if no value is kept."""
+        return self._measure()[1]
+
+    def _measure(self) -> tuple[float, float]:
+        if self._norm is None:
+            energy = 0.0
+            for _, values in self.levels.runs():
+                energy += float(np.square(values, dtype=np.float64).sum())
+                self._peak = max(self._peak, float(values.max()), -float(values.min()))
+            self._norm = energy**0.5
+        return self._norm, self._peak
+
+    def values(self) -> NDArray[np.float32]:
+        """Return the values that are kept, shape (kept,)."""
+        return self.levels.values()
+
+    def dense(self) -> NDArray[np.float32]:
+        """Return shape (size,)."""
+        if self.indices is None:
+            return self.values()
+        vector = np.zeros(self.size, np.float32)
+        vector[self.indices] = self.values()
+        return vector
+
+    def add_to(self, vector: NDArray[np.float32]) -> None:
+        """Add to a vector of shape (size,), in place, touching what is kept only."""
+        for place, values in self.levels.runs():
+            vector[self.where(place)] += values
+
+    def subtract_from(self, vector: NDArray[np.float32]) -> None:
+        """Subtract from a vector of shape (size,), in place: what is left is the residual."""
+        for place, values in self.levels.runs():
+            vector[self.where(place)] -= values
+
+    def where(self, place: slice) -> slice | NDArray[np.int64]:
+        """Return which places of the vector a run of kept values fills."""
+        return place if self.indices is None else self.indices[place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,42 +117,17 @@ class Encoded:
     """A payload, and what its reader will get from it."""
 
     payload: bytes
-    decoded: NDArray[np.float32]
-    """Shape (size,): bit for bit what ``decode(payload, size)`` returns. The caller owns it."""
+    decoded: Decoded
+    """Bit for bit what ``parse(payload, size)`` returns. The caller owns it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """The finite values that a payload keeps of a vector of ``size``; all others are zero."""
-
-    indices: NDArray[np.int64] | None
-    """Shape (kept,), strictly increasing and below ``size``; None means all, in order."""
-    values: NDArray[np.float32]
-    """Shape (kept,), or (size,) if dense."""
-    size: int
-
-    def norm(self) -> float:
-        """Return the Euclidean length, summed in float64."""
-        starts = range(0, self.values.size, SCRATCH_VALUES)
-        blocks = (self.values[start : start + SCRATCH_VALUES] for start in starts)
-        return float(np.sqrt(sum(float(np.square(b, dtype=np.float64).sum()) for b in blocks)))
-
-    def peak(self) -> float:
-        """Return the largest magnitude, 0 if no value is kept."""
-        return float(np.maximum(self.values.max(initial=0), -self.values.min(initial=0)))
-
-    def dense(self) -> NDArray[np.float32]:
-        """Return shape (size,); a dense payload gives its ``values`` without a copy."""
-        if self.indices is None:
-            return self.values
-        vector = np.zeros(self.size, np.float32)
-        vector[self.indices] = self.values
-        return vector
-
-
-def pack(kind: Kind, size: int, count: int, *body: bytes) -> bytes:
-    """Join a header and the parts of its body."""
-    return b"".join((_HEADER.pack(CODEC_VERSION, kind, 0, size, count), *body))
+def pack(decoded: Decoded, gaps: bytes = b"") -> Encoded:
+    """Write a payload of these levels, and of their Rice-coded places if it is sparse."""
+    levels = decoded.levels
+    form = Form.DENSE if decoded.indices is None else Form.SPARSE
+    header = _HEADER.pack(CODEC_VERSION, form, levels.bits, 0, decoded.size, levels.size)
+    scales = levels.scales.astype(LITTLE_FLOAT, copy=False)
+    return Encoded(b"".join((header, scales.data, levels.code.data, gaps)), decoded)
 
 
 def decode(payload: bytes | memoryview, size: int) -> NDArray[np.float32]:
@@ -106,73 +142,61 @@ def decode(payload: bytes | memoryview, size: int) -> NDArray[np.float32]:
 def parse(payload: bytes | memoryview, size: int) -> Decoded:
     """Read and check a payload without filling in the values that it leaves out.
 
-    The result owns its memory. Every index is inside the vector and every value finite.
+    The result owns its memory. Every index is inside the vector and every value finite. Payloads of
+    version 1 are read too.
 
     Raises:
         PayloadError: the payload is malformed, or not of a vector of ``size``.
     """
     code = memoryview(payload).cast("B")
-    kind, count = _read_header(code, size)
-    _check_length(code.nbytes - _HEADER.size, kind, count)
+    version, form, bits, count = _read_header(code, size)
     body = np.frombuffer(code, np.uint8)[_HEADER.size :]
-    if kind is Kind.DENSE_FLOAT32:
-        return Decoded(None, _read_floats(body), size)
-    levels_start = scale_count(count) * SCALE_BYTES
-    gaps_start = levels_start + count
-    values = _read_levels(body[:levels_start], body[levels_start:gaps_start])
-    if kind is Kind.DENSE_INT8:
-        return Decoded(None, values, size)
-    return Decoded(decode_indices(body[gaps_start:], count, size), values, size)
+    num_scales = 0 if bits == FLOAT_BITS else scale_count(count)
+    levels_start = num_scales * SCALE_BYTES
+    gaps_start = levels_start + packed_bytes(count, bits)
+    # A kept value has one bit of its gap at least.
+    least = gaps_start + (-(-count // 8) if form is Form.SPARSE else 0)
+    most = body.size if form is Form.SPARSE else gaps_start
+    if not least <= body.size <= most:
+        raise PayloadError(f"expected a body of {least} bytes or more, found {body.size}")
+    scales = body[:levels_start].view(LITTLE_FLOAT).astype(np.float32)
+    # Written so that NaN is refused too.
+    if not np.all((scales >= 0) & (scales <= SCALE_MAX)):
+        raise PayloadError(f"a scale is outside 0 … {SCALE_MAX}")
+    levels = Levels(count, bits, scales, body[levels_start:gaps_start].copy())
+    if bits == FLOAT_BITS and above(levels.code.view(LITTLE_FLOAT), INFINITY_BITS).size:
+        raise PayloadError("a value is not finite")
+    if form is Form.DENSE:
+        return Decoded(None, levels, size)
+    decode_indices = decode_gaps if version > 1 else decode_leb128
+    return Decoded(decode_indices(body[gaps_start:], count, size), levels, size)
 
 
-def _read_header(code: memoryview, size: int) -> tuple[Kind, int]:
+def _read_header(code: memoryview, size: int) -> tuple[int, Form, int, int]:
+    """Return version, form, bits of a level, and how many values are kept."""
     if not 0 <= size <= SIZE_MAX:
         raise ValueError(f"size must be in 0 … {SIZE_MAX}, got {size}")
     if code.nbytes < _HEADER.size:
         raise PayloadError(f"expected a header of {_HEADER.size} bytes, found {code.nbytes}")
-    version, kind_code, reserved, found_size, count = _HEADER.unpack_from(code)
-    if version != CODEC_VERSION or reserved:
+    version, form_code, bits, reserved, found_size, count = _HEADER.unpack_from(code)
+    if not 1 <= version <= CODEC_VERSION or reserved:
         raise PayloadError(
-            f"codec version {version}, reserved {reserved}: this node reads version "
-            f"{CODEC_VERSION} only; run the same release on both ends"
+            f"codec version {version}, reserved {reserved}: this node reads versions 1 to "
+            f"{CODEC_VERSION}; upgrade it first"
         )
-    try:
-        kind = Kind(kind_code)
-    except ValueError as error:
-        raise PayloadError(f"kind {kind_code} is unknown") from error
+    if version == 1:
+        if bits or form_code >= len(_VERSION_1_BITS):
+            raise PayloadError(f"version 1 has no kind {form_code} with reserved {bits}")
+        bits, form_code = _VERSION_1_BITS[form_code], form_code // 2
+    if form_code > Form.SPARSE or not _has_form(Form(form_code), bits):
+        raise PayloadError(f"form {form_code} with {bits} bits a level is unknown")
+    form = Form(form_code)
     if found_size != size:
         raise PayloadError(f"expected a vector of {size} values, found one of {found_size}")
-    if count > size or (count < size and kind is not Kind.SPARSE_INT8):
-        raise PayloadError(f"{kind.name} cannot keep {count} of {size} values")
-    return kind, count
+    if count > size or (count < size and form is Form.DENSE):
+        raise PayloadError(f"{form.name} cannot keep {count} of {size} values")
+    return version, form, bits, count
 
 
-def _check_length(body_bytes: int, kind: Kind, count: int) -> None:
-    """Raise PayloadError unless a body of this kind and count can have this length."""
-    if kind is Kind.DENSE_FLOAT32:
-        least = most = count * FLOAT_BYTES
-    else:
-        least = most = scale_count(count) * SCALE_BYTES + count
-    if kind is Kind.SPARSE_INT8:
-        least, most = least + count, most + count * GAP_BYTES_MAX
-    if not least <= body_bytes <= most:
-        raise PayloadError(f"expected a body of {least} to {most} bytes, found {body_bytes}")
-
-
-def _read_floats(code: NDArray[np.uint8]) -> NDArray[np.float32]:
-    floats = code.view(LITTLE_FLOAT).astype(np.float32)
-    if not np.isfinite(floats).all():
-        raise PayloadError("a value or scale is not finite")
-    return floats
-
-
-def _read_levels(
-    scale_code: NDArray[np.uint8], level_code: NDArray[np.uint8]
-) -> NDArray[np.float32]:
-    scales = _read_floats(scale_code)
-    if np.any((scales < 0) | (scales > SCALE_MAX)):
-        raise PayloadError(f"a scale is outside 0 … {SCALE_MAX}")
-    levels = level_code.view(np.int8)
-    if np.any(levels < -LEVEL_MAX):
-        raise PayloadError(f"a level is below -{LEVEL_MAX}")
-    return dequantise(scales, levels)
+def _has_form(form: Form, bits: int) -> bool:
+    return bits in BITS or (form is Form.DENSE and bits == FLOAT_BITS)

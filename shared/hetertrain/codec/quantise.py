@@ -1,22 +1,38 @@
-"""Numbers as int8 levels with one float32 scale per block of 256 values.
+"""Numbers as levels of 8, 4, 2 or 1 bits, with one float32 scale per block of 256 values.
 
-Within a block, ``value ≈ scale · level`` with ``scale = max |value| / 127`` and the level rounded
-to nearest: symmetric and deterministic. The squared error of a block is at most
-``BLOCK_VALUES / (4 · 127²)`` = 0.4 % of its energy; error feedback sends even that later.
+======  ===============  =========================================================================
+bits    a level is       the scale of a block is
+======  ===============  =========================================================================
+8       -127 … 127       the largest magnitude / 127
+4       -7 … 7           the largest magnitude / 7
+2       -3, -1, 1 or 3   0.624 · the mean magnitude, the best spacing for Gaussian values (Max 1960)
+1       -1 or 1          the mean magnitude, the best of all scales (Bernstein et al. 2018; as in
+                         STC's ternary values, Sattler et al. 2019)
+======  ===============  =========================================================================
+
+Rounding is to nearest, half to even, and so deterministic: what it loses, error feedback sends
+later, so nothing is gained by rounding at random.
+
+In a block of m values, ``8 / bits`` levels share a byte: with ``stride = ceil(m · bits / 8)``, byte
+j holds the values j, j + stride, j + 2 · stride …, the first in the lowest bits. So whole vectors
+are packed and unpacked at once, not value by value. 8 and 4 bits are two's complement, 2 and 1 the
+number of the level.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK_VALUES = 256
-LEVEL_MAX = 127
-SCALE_BYTES = 4
+from hetertrain.codec import kernels
+from hetertrain.codec.kernels import BLOCK_VALUES, RUN_VALUES, packed_bytes
 
-_LEVELS = np.float32(LEVEL_MAX)
-SCALE_MAX = np.nextafter(np.finfo(np.float32).max / _LEVELS, np.float32(0))
-"""The largest scale whose largest level is still a finite float32."""
+SCALE_BYTES = 4
+BITS = (8, 4, 2, 1)
+FLOAT_BITS = 32
 
 
 def scale_count(num_values: int) -> int:
@@ -24,30 +40,63 @@ def scale_count(num_values: int) -> int:
     return -(-num_values // BLOCK_VALUES)
 
 
-def quantise(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-    """Return the scales, one per block, and the levels, one per value, of finite ``values``."""
-    blocks = _as_blocks(values)
-    peaks = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
-    scales = np.minimum(peaks / _LEVELS, SCALE_MAX)
-    # A block of zeros, or of numbers too small to have a scale, divides by one and is all zero.
-    blocks /= np.where(scales > 0, scales, np.float32(1))[:, np.newaxis]
-    np.rint(blocks, out=blocks)
-    # The scale of a subnormal block is rounded so coarsely that levels would leave int8.
-    np.clip(blocks, -_LEVELS, _LEVELS, out=blocks)
-    return scales, blocks.astype(np.int8).reshape(-1)[: values.size]
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Values as they are coded; decoded a run at a time, never all at once unless asked."""
+
+    size: int
+    bits: int
+    """8, 4, 2 or 1; or 32: ``code`` is float32 values, and there are no scales."""
+    scales: NDArray[np.float32]
+    """Shape (scale_count(size),)."""
+    code: NDArray[np.uint8]
+
+    def runs(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """Return the values in order, each run with its place; valid until the next one."""
+        scratch = np.empty(min(self.size, RUN_VALUES), np.float32)
+        for start in range(0, self.size, RUN_VALUES):
+            place = slice(start, min(start + RUN_VALUES, self.size))
+            yield place, self._decode(place, scratch[: place.stop - start])
+
+    def values(self) -> NDArray[np.float32]:
+        """Return all, shape (size,), the same bits on every machine; the caller owns them."""
+        values = np.empty(self.size, np.float32)
+        for start in range(0, self.size, RUN_VALUES):
+            place = slice(start, min(start + RUN_VALUES, self.size))
+            self._decode(place, values[place])
+        return values
+
+    def _decode(self, place: slice, out: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self.bits == FLOAT_BITS:
+            out[:] = self.code.view("<f4")[place]
+            return out
+        first, begin = place.start // BLOCK_VALUES, place.start * self.bits // 8
+        scales = self.scales[first : first + scale_count(out.size)]
+        code = self.code[begin : begin + packed_bytes(out.size, self.bits)]
+        kernels.active.dequantise(scales, code, self.bits, out)
+        return out
 
 
-def dequantise(scales: NDArray[np.float32], levels: NDArray[np.int8]) -> NDArray[np.float32]:
-    """Return ``scale · level`` of each level, as float32: the same bits on every machine."""
-    blocks = _as_blocks(levels)
-    blocks *= scales[:, np.newaxis]
-    return blocks.reshape(-1)[: levels.size]
+def quantise(values: NDArray[np.float32], bits: int) -> Levels:
+    """Return the levels of finite, contiguous ``values``."""
+    scales = np.empty(scale_count(values.size), np.float32)
+    code = np.empty(packed_bytes(values.size, bits), np.uint8)
+    for start in range(0, values.size, RUN_VALUES):
+        run = values[start : start + RUN_VALUES]
+        first, begin = start // BLOCK_VALUES, start * bits // 8
+        kernels.active.quantise(
+            run,
+            bits,
+            scales[first : first + scale_count(run.size)],
+            code[begin : begin + packed_bytes(run.size, bits)],
+        )
+    return Levels(values.size, bits, scales, code)
 
 
-def _as_blocks(values: NDArray[np.float32] | NDArray[np.int8]) -> NDArray[np.float32]:
-    """Copy ``values`` into rows of one block each, the last one filled up with zeros."""
-    blocks = np.empty((scale_count(values.size), BLOCK_VALUES), np.float32)
-    flat = blocks.reshape(-1)
-    flat[: values.size] = values
-    flat[values.size :] = 0
-    return blocks
+def distortion(values: NDArray[np.float32], bits: int) -> float:
+    """Return the squared error of ``values`` after ``bits`` a value."""
+    lost = 0.0
+    for place, decoded in quantise(values, bits).runs():
+        wide = values[place].astype(np.float64) - decoded
+        lost += float(np.square(wide, out=wide).sum())
+    return lost

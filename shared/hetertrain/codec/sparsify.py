@@ -1,72 +1,132 @@
 """Which values to keep when not all fit: the largest, as many as the budget can pay.
 
-Top-k keeps the most energy that any k values can. What it costs is known only once the gaps
-between them are, so the count is searched. The cost never falls as values are added: one more
-index splits a gap in two, and the halves take no fewer bytes than the whole. So a bisection finds
-the best count exactly, and a larger budget never keeps fewer values.
+Top-k keeps the most energy that any k values can. Where the k-th largest lies is guessed from a
+sample and a margin, so that one pass over the vector leaves few candidates; among those the choice
+is exact, and unique: equal magnitudes, the lower index first. Global, not per layer: a layer whose
+delta is small waits, and error feedback brings it later.
+
+Magnitudes are compared as the integers that their bits spell, which order alike; so NaN and
+infinity are above every threshold, and found without a pass of their own.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetertrain.codec.indices import gap_bytes
-from hetertrain.codec.quantise import BLOCK_VALUES, SCALE_BYTES, scale_count
+from hetertrain.codec import kernels
+from hetertrain.codec.kernels import MAGNITUDE_BITS, RUN_VALUES
+from hetertrain.errors import PayloadError
+
+SAMPLE_RUNS = 1024
+SAMPLE_RUN_VALUES = 64
+SAMPLE_VALUES = SAMPLE_RUNS * SAMPLE_RUN_VALUES
+INFINITY_BITS = np.uint32(0x7F80_0000)
+"""A magnitude of so much, as bits, is infinity or NaN."""
+SLACK = 1 << 10
+"""A search for a count ends when so small a share of the limit is left."""
+_GUESSES = 5
+"""How often a search follows the proportion before it only halves."""
+NOT_FINITE = "the delta holds NaN or infinity; lower the learning rate or skip the step"
 
 
-def affordable_indices(delta: NDArray[np.float32], body_bytes_max: int) -> NDArray[np.int64]:
-    """Return the increasing indices of the largest values whose body fits ``body_bytes_max``.
+def sample(delta: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return ``SAMPLE_VALUES`` values in runs spread over the vector; all of a shorter one."""
+    if delta.size <= SAMPLE_VALUES:
+        return delta
+    starts = np.arange(SAMPLE_RUNS) * ((delta.size - SAMPLE_RUN_VALUES) // (SAMPLE_RUNS - 1))
+    places = (starts[:, np.newaxis] + np.arange(SAMPLE_RUN_VALUES)).reshape(-1)
+    return np.take(delta, places)
 
-    Zeros are never kept. Equal magnitudes: the lower index first, so the choice is unique. Cost:
-    O(size), and at most log2(size) passes over the kept values.
+
+def check_finite(values: NDArray[np.float32]) -> None:
+    """Raise PayloadError if a value is NaN or infinite."""
+    if above(values, INFINITY_BITS).size:
+        raise PayloadError(NOT_FINITE)
+
+
+class Candidates:
+    """The largest values of a delta, in order of their place, ready to be counted off by size."""
+
+    def __init__(self, delta: NDArray[np.float32], indices: NDArray[np.int64]) -> None:
+        self.indices = indices
+        self._bits = _magnitude_bits(delta[indices])
+        self._ascending = np.sort(self._bits)
+        if self._bits.size and self._ascending[-1] >= INFINITY_BITS:
+            raise PayloadError(NOT_FINITE)
+
+    def largest(self, count: int) -> NDArray[np.int64]:
+        """Return the increasing indices of the ``count`` largest."""
+        if count == 0:
+            return self.indices[:0]
+        if count == self.indices.size:
+            return self.indices
+        threshold = self._ascending[-count]
+        is_kept = self._bits > threshold
+        num_ties = count - int(np.count_nonzero(is_kept))
+        is_kept[np.flatnonzero(self._bits == threshold)[:num_ties]] = True
+        return np.compress(is_kept, self.indices)
+
+
+def candidates(
+    delta: NDArray[np.float32], sampled: NDArray[np.float32], wanted: int
+) -> tuple[Candidates, bool]:
+    """Return at least ``wanted`` of the largest values where so many are not zero, and whether
+    these are all that are not zero.
+
+    Raises:
+        PayloadError: the delta holds NaN or infinity.
     """
-    magnitudes = np.abs(delta)
-    fewest, most = _count_bounds(delta.size, body_bytes_max)
-    most = min(most, int(np.count_nonzero(magnitudes)))
-    fewest = min(fewest, most)
-    candidates = _largest(magnitudes, most)
-    ranks = _ranks(magnitudes[candidates], fewest)
+    ascending = np.sort(_magnitude_bits(sampled))
+    rank = wanted * sampled.size / max(delta.size, 1)
+    while True:
+        # Four standard deviations of a count in a sample.
+        margin = int(rank + 4 * rank**0.5) + 4
+        is_all = margin >= ascending.size or ascending[-margin] <= 1
+        threshold = np.uint32(1) if is_all else ascending[-margin]
+        found = Candidates(delta, above(delta, threshold))
+        if is_all or found.indices.size >= wanted:
+            return found, is_all
+        rank *= 2
 
-    def body_bytes(count: int) -> int:
-        return scale_count(count) * SCALE_BYTES + count + gap_bytes(candidates[ranks < count])
 
-    more = bisect_right(range(fewest + 1, most + 1), body_bytes_max, key=body_bytes)
-    return candidates[ranks < fewest + more]
+def above(delta: NDArray[np.float32], threshold: np.uint32) -> NDArray[np.int64]:
+    """Return the indices of the values whose magnitude, as bits, is ``threshold`` or more."""
+    bits = delta.view(np.uint32)
+    found = []
+    for start in range(0, delta.size, RUN_VALUES):
+        places = kernels.active.above(bits[start : start + RUN_VALUES], threshold)
+        places += start
+        found.append(places)
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def _count_bounds(size: int, body_bytes_max: int) -> tuple[int, int]:
-    """Return how many values fit at least, and at most, wherever they are.
+def most_that_fit(most: int, guess: int, limit: int, cost: Callable[[int], int]) -> int:
+    """Return the largest count up to ``most`` whose ``cost`` is at most ``limit``, or one that
+    leaves less than a ``SLACK``-th of it.
 
-    A value takes a level, its share of a scale, and a gap of one byte, or more: at most size / 128
-    gaps can reach 128 and take a second byte, size / 128² a third …, together size / 127.
+    ``cost(0)`` is within ``limit``, and costs rise with counts, nearly in proportion.
     """
-    block_bytes = 2 * BLOCK_VALUES + SCALE_BYTES
-    most = body_bytes_max * BLOCK_VALUES // block_bytes
-    worst_bytes = body_bytes_max - size // 127 - SCALE_BYTES
-    return max(0, worst_bytes * BLOCK_VALUES // block_bytes), most
+    fits, too_many = 0, most + 1
+    guess = min(max(guess, 1), most)
+    for tries in range(64):
+        if too_many - fits <= 1:
+            break
+        found = cost(guess)
+        near = guess * limit // max(found, 1)
+        if found <= limit:
+            fits = guess
+            if limit - found < limit // SLACK:
+                break
+        else:
+            too_many, near = guess, near - near // (2 * SLACK)
+        if tries >= _GUESSES:
+            near = (fits + too_many) // 2
+        guess = min(max(near, fits + 1), too_many - 1)
+    return fits
 
 
-def _largest(magnitudes: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-    """Return the increasing indices of the ``count`` largest; ties go to the lower index."""
-    if count == 0:
-        return np.empty(0, np.int64)
-    # Which of equal elements a partition puts first depends on the processor; its values do not.
-    threshold = np.partition(magnitudes, magnitudes.size - count)[magnitudes.size - count]
-    is_kept = magnitudes > threshold
-    num_ties = count - np.count_nonzero(is_kept)
-    is_kept[np.flatnonzero(magnitudes == threshold)[:num_ties]] = True
-    return np.flatnonzero(is_kept)
-
-
-def _ranks(magnitudes: NDArray[np.float32], num_certain: int) -> NDArray[np.int64]:
-    """Return each value's place by size, but 0 for all of the ``num_certain`` largest."""
-    is_open = np.ones(magnitudes.size, np.bool_)
-    is_open[_largest(magnitudes, num_certain)] = False
-    places = np.flatnonzero(is_open)
-    ranks = np.zeros(magnitudes.size, np.int64)
-    by_size = np.argsort(-magnitudes[places], kind="stable")
-    ranks[places[by_size]] = np.arange(num_certain, magnitudes.size)
-    return ranks
+def _magnitude_bits(values: NDArray[np.float32]) -> NDArray[np.uint32]:
+    return np.bitwise_and(values.view(np.uint32), MAGNITUDE_BITS)

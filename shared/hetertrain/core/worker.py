@@ -274,8 +274,12 @@ class Worker:
             return None
         delta = self._local - self._reference + self._residual
         encoded = codec.encode(delta, self._budget_bytes(now, factor))
-        self._residual = np.float32(self.policy.residual_decay) * (delta - encoded.decoded)
-        self._reference = self._reference + encoded.decoded
+        reference = self._reference.copy()
+        encoded.decoded.add_to(reference)
+        self._reference = reference
+        encoded.decoded.subtract_from(delta)
+        delta *= np.float32(self.policy.residual_decay)
+        self._residual = delta
         if not self.policy.is_dense:
             self._local, self._must_restart = self._reference, True
         update = Update(

@@ -130,13 +130,17 @@ class Connection(threading.Thread):
         subscriptions: tuple[str, ...],
         on_event: Callable[[Event], None],
         will: Outgoing | None = None,
+        other_subscriptions: tuple[str, ...] = (),
     ) -> None:
+        """Give up ``other_subscriptions``, which a session of an earlier life may still have."""
         super().__init__(name=f"mqtt-{endpoint.client_id}", daemon=True)
         self.bytes_up = 0
         self.bytes_down = 0
         self.frames_dropped = 0
         self._endpoint = endpoint
         self._subscriptions = subscriptions
+        self._given_up = set(other_subscriptions)
+        self._is_resubscribing = False
         self._on_event = on_event
         self._up = TokenBucket(endpoint.rate_bits_per_second)
         self._down = TokenBucket(endpoint.rate_bits_per_second)
@@ -164,6 +168,15 @@ class Connection(threading.Thread):
             while self._queue_bytes > QUEUE_BYTES_MAX:
                 self._queue_bytes -= len(self._queue.popleft().frame)
                 self.frames_dropped += 1
+        self._wake()
+
+    def resubscribe(self, subscriptions: tuple[str, ...]) -> None:
+        """Subscribe to these topics and no others; any thread may call it. Never blocks."""
+        with self._lock:
+            self._given_up |= set(self._subscriptions) - set(subscriptions)
+            self._given_up -= set(subscriptions)
+            self._subscriptions = subscriptions
+            self._is_resubscribing = True
         self._wake()
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
@@ -280,6 +293,8 @@ class Connection(threading.Thread):
 
     def _hand_over(self, now: float) -> None:
         """Give paho the next frames, as the rate and its window allow."""
+        if self._is_ready and self._is_resubscribing:
+            self._subscribe()
         while (
             self._is_ready and self._up.wait_seconds(now) == 0 and len(self._tokens) < INFLIGHT_MAX
         ):
@@ -303,16 +318,24 @@ class Connection(threading.Thread):
         self._stopping.wait(ceiling * jitter)
 
     def _connected(
-        self, client: paho.Client, _data: Any, _flags: Any, code: ReasonCode, _properties: Any
+        self, _client: paho.Client, _data: Any, _flags: Any, code: ReasonCode, _properties: Any
     ) -> None:
         if code.is_failure:
             self._on_event(Disconnected(f"the broker refused us: {code}"))
             return
-        if self._subscriptions:
-            options = SubscribeOptions(qos=1)
-            client.subscribe([(topic, options) for topic in self._subscriptions])
-        else:
+        self._subscribe()
+        if not self._subscriptions:
             self._become_ready()
+
+    def _subscribe(self) -> None:
+        with self._lock:
+            self._is_resubscribing = False
+            wanted, given_up = self._subscriptions, sorted(self._given_up)
+        if given_up:
+            self._client.unsubscribe(given_up)
+        if wanted:
+            options = SubscribeOptions(qos=1)
+            self._client.subscribe([(topic, options) for topic in wanted])
 
     def _subscribed(
         self, _client: Any, _data: Any, _mid: int, codes: list[ReasonCode], _properties: Any
@@ -320,7 +343,8 @@ class Connection(threading.Thread):
         for topic, code in zip(self._subscriptions, codes, strict=False):
             if code.is_failure:
                 self._on_event(Denied(topic, str(code)))
-        self._become_ready()
+        if not self._is_ready:
+            self._become_ready()
 
     def _become_ready(self) -> None:
         self._is_ready = True

@@ -31,6 +31,7 @@ from hetertrain.wire.frames import (
     NodeState,
     Pull,
     Sync,
+    TierConfirmed,
     pack,
     unpack,
 )
@@ -235,9 +236,14 @@ class Downlink:
         tier = self.tiers.get(state.tier)
         if tier is None:
             raise FrameError("tier", f"unknown tier {state.tier!r}")
+        before = self.nodes.get(state.node)
         self.nodes[state.node] = state
         self._heard_at[state.node] = now
         self._events.append(NodeSeen(state))
+        if before is not None and before.tier != state.tier:
+            self._leave(before.tier)
+        if state.proposed_tier:
+            self._confirm(state, now)
         chain = self._chains.get(tier.name)
         if chain is None:
             # Those who join together share the first broadcast.
@@ -249,6 +255,32 @@ class Downlink:
             chain.needs_whole = True
             chain.free_at = max(chain.free_at, now + GATHER_SECONDS)
             chain.whole_until = chain.free_at + self.heartbeat_seconds
+
+    def _confirm(self, state: NodeState, now: float) -> None:
+        """Let a node into the tier that it proposes, when it holds what its tier was sent last.
+
+        The first one to come takes the model along: the new tier goes on from there, without a
+        whole model.
+        """
+        tier = self.tiers.get(state.proposed_tier)
+        if tier is None:
+            raise FrameError("tier", f"unknown tier {state.proposed_tier!r}")
+        left = self._chains.get(state.tier)
+        is_current = left is not None and state.model == left.digest
+        if left is not None and state.model in left.recent and now < left.free_at:
+            return  # A difference is on its way; the proposal comes again.
+        if tier.name not in self._chains:
+            chain = _Chain(tier, free_at=now)
+            if left is not None and is_current:
+                chain.held, chain.digest, chain.newest = left.held, left.digest, left.newest
+                chain.needs_whole = False
+            self._chains[tier.name] = chain
+        self._publish(topics.inbox(state.node), TierConfirmed(tier=tier.name))
+
+    def _leave(self, tier: str) -> None:
+        """Forget what a tier holds when its last node has gone to another one."""
+        if all(state.tier != tier for state in self.nodes.values()):
+            self._chains.pop(tier, None)
 
     def _continue(self, chain: _Chain, model: str) -> None:
         """Begin a chain where its first node stands, if that is the newest model."""
@@ -323,7 +355,8 @@ class Downlink:
             base = chain.digest
             difference = checkpoint.vector - chain.held.vector
             encoded = codec.encode(difference, max(budget, codec.MINIMUM_BUDGET_BYTES))
-            vector, payload = chain.held.vector + encoded.decoded, encoded.payload
+            vector, payload = chain.held.vector.copy(), encoded.payload
+            encoded.decoded.add_to(vector)
         chain.held = Checkpoint(checkpoint.version, vector, checkpoint.integers)
         chain.newest = (terms.lineage, checkpoint.version)
         if chain.digest:

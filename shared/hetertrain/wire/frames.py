@@ -49,6 +49,10 @@ class NodeState:
     tier: Name
     role: Name
     is_online: bool
+    proposed_tier: Annotated[str, Field(max_length=64)] = ""
+    """The tier that its link is in by its own measurement, where that is another one."""
+    goodput_bits_per_second: Count = 0
+    """What it measured on its transfers; 0: nothing yet."""
     active: Count = 1
     """How many training nodes it stands for (a gateway: those of its cell)."""
     version: Annotated[int, Field(ge=-1)] = -1
@@ -126,6 +130,13 @@ class Pull:
     """Asks a node for what it has, however little: its last work is old."""
 
     version: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierConfirmed:
+    """The aggregator's answer to a proposal: from now on the node is in this tier."""
+
+    tier: Name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +262,7 @@ Message = (
     | Flushed
     | Sync
     | Pull
+    | TierConfirmed
     | UpdateContent
     | PartialContent
     | ModelContent
@@ -271,6 +283,7 @@ _KINDS: dict[int, type[Message]] = {
     6: Flushed,
     7: Sync,
     8: Pull,
+    9: TierConfirmed,
     16: UpdateContent,
     17: PartialContent,
     18: ModelContent,

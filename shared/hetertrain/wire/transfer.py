@@ -25,11 +25,25 @@ from hetertrain.errors import FrameError
 from hetertrain.wire.frames import Begin, Chunk, Message
 
 RETRY_SECONDS_MIN = 5.0
+MEASURE_SECONDS = 2.0
+"""A slow transfer is measured so often, not only at its end."""
+WINDOW_LIMITED = 0.8
+"""Near a window per round trip, it is the window that limits, and not the link."""
+ROUND_TRIP_SHARE_MAX = 0.75
+"""Of a span, at most so much counts as waiting for the round trip."""
 
 
 def content_digest(content: bytes | bytearray) -> str:
     """Digest a whole content (BLAKE2b, 128 bits)."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """How fast chunks were taken over a span of time."""
+
+    bits_per_second: float
+    num_chunks: int
 
 
 @dataclass(slots=True)
@@ -45,8 +59,14 @@ class Sender:
     """How long the whole content takes on this link: the patience before asking again."""
     _todo: deque[int | None] = field(default_factory=deque)
     """Chunk indices to send; None stands for Begin."""
-    _num_unacknowledged: int = 0
+    _unacknowledged: deque[tuple[int, float]] = field(default_factory=deque)
+    """Bytes (0: a Begin) and time of each message that the broker has not taken yet."""
     _ask_at: float = 0.0
+    _round_trip_seconds: float = 0.0
+    _span_began_at: float | None = None
+    """When the first chunk went out that is not measured yet."""
+    _span_bytes: int = 0
+    _span_chunks: int = 0
 
     def __post_init__(self) -> None:
         self._todo.extend((None, *range(self.num_chunks)))
@@ -56,24 +76,56 @@ class Sender:
         """How many chunks the content has."""
         return -(-len(self.content) // self.chunk_bytes)
 
+    @property
+    def num_unacknowledged(self) -> int:
+        """How many messages the broker has not taken yet."""
+        return len(self._unacknowledged)
+
     def due(self, now: float) -> list[tuple[Message, memoryview]]:
         """Return what the window allows now; each must be reported as ``delivered``."""
-        if not self._todo and now >= self._ask_at and not self._num_unacknowledged:
+        if not self._todo and now >= self._ask_at and not self._unacknowledged:
             self._todo.append(None)
         messages: list[tuple[Message, memoryview]] = []
-        while self._todo and self._num_unacknowledged < self.window:
-            messages.append(self._message(self._todo.popleft()))
-            self._num_unacknowledged += 1
+        while self._todo and self.num_unacknowledged < self.window:
+            message, chunk = self._message(self._todo.popleft())
+            if chunk and self._span_began_at is None:
+                self._span_began_at, self._span_bytes, self._span_chunks = now, 0, 0
+            messages.append((message, chunk))
+            self._unacknowledged.append((len(chunk), now))
             self._ask_at = now + self._patience_seconds
         return messages
 
-    def delivered(self) -> None:
-        """Note that the broker has taken one message."""
-        self._num_unacknowledged = max(0, self._num_unacknowledged - 1)
+    def delivered(self, now: float) -> Goodput | None:
+        """Note that the broker has taken one message; return what can be said of the link."""
+        if not self._unacknowledged:
+            return None
+        num_bytes, sent_at = self._unacknowledged.popleft()
+        if not num_bytes or self._span_began_at is None:
+            self._round_trip_seconds = now - sent_at
+            return None
+        self._span_bytes += num_bytes
+        self._span_chunks += 1
+        is_last = not self._todo and not self._unacknowledged
+        if not is_last and now < self._span_began_at + MEASURE_SECONDS:
+            return None
+        goodput = Goodput(self._bits_per_second(now - self._span_began_at), self._span_chunks)
+        self._span_began_at = None if is_last else now
+        self._span_bytes = self._span_chunks = 0
+        return goodput
+
+    def _bits_per_second(self, span: float) -> float:
+        """Return the link's rate, from what went over it in ``span`` seconds."""
+        span, waits = max(span, 1e-6), self._round_trip_seconds
+        window_bytes = self.window * self.chunk_bytes
+        if self._span_bytes * waits > WINDOW_LIMITED * window_bytes * max(span - waits, 0.0):
+            # The link idled while a full window waited for its acknowledgement.
+            waits *= -(-self._span_chunks // self.window)
+        return 8 * self._span_bytes / (span - min(waits, ROUND_TRIP_SHARE_MAX * span))
 
     def reconnected(self) -> None:
         """Start with a question: what had arrived before the connection broke is not sent again."""
-        self._num_unacknowledged = 0
+        self._unacknowledged.clear()
+        self._span_began_at = None
         self._todo.clear()
         self._todo.append(None)
 

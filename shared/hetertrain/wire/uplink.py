@@ -12,6 +12,7 @@ heartbeat says which model is held and the aggregator's next broadcast to the ti
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from hetertrain import codec
 from hetertrain.core.aggregator import Pulled
 from hetertrain.core.gate import Verdict
 from hetertrain.core.layout import Integers, Vector
-from hetertrain.core.tiers import Tier
+from hetertrain.core.tiers import TIERS, BandwidthEstimator, Tier
 from hetertrain.core.update import model_digest
 from hetertrain.errors import FrameError, LayoutError, PayloadError
 from hetertrain.wire import topics
@@ -35,6 +36,7 @@ from hetertrain.wire.frames import (
     NodeState,
     Pull,
     Sync,
+    TierConfirmed,
     VerdictMessage,
     pack,
     unpack,
@@ -91,7 +93,14 @@ class FrameRefused:
     detail: str
 
 
-UplinkEvent = ModelReceived | SyncAnnounced | Pulled | Settled | FrameRefused
+@dataclass(frozen=True, slots=True)
+class TierChanged:
+    """The node is in another tier: its updates have another byte budget."""
+
+    tier: Tier
+
+
+UplinkEvent = ModelReceived | SyncAnnounced | Pulled | Settled | TierChanged | FrameRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +110,8 @@ class UplinkReady:
     send: tuple[Outgoing, ...]
     events: tuple[UplinkEvent, ...]
     wake_at: float
+    resubscribes: bool = False
+    """``subscriptions`` have changed: tell the connection before it is given anything to send."""
 
 
 @dataclass(slots=True)
@@ -113,24 +124,37 @@ class Uplink:
     layout: str | None = None
     """Digest of the layout that the node's own task has; None: any (a gateway has no task)."""
     heartbeat_seconds: float = HEARTBEAT_SECONDS
+    tiers: Mapping[str, Tier] = field(default_factory=lambda: TIERS)
+    follows_link: bool = False
+    """Propose another tier when the link's measured goodput is another one's."""
     is_connected: bool = False
     _sender: Sender | None = None
-    _receivers: dict[str, Receiver] = field(default_factory=dict)
+    _receiver: Receiver | None = None
     _model: ModelReceived | None = None
     _digest: str = ""
     _heartbeat_at: float = 0.0
     _send: list[Outgoing] = field(default_factory=list)
     _events: list[UplinkEvent] = field(default_factory=list)
+    _resubscribes: bool = False
+    _estimator: BandwidthEstimator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._estimator = BandwidthEstimator(self.tiers, self.tier)
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
         """The topics that the driver subscribes to."""
         job, cell = self.state.job, self.state.cell
-        return (
-            topics.down(job, cell, self.tier.name),
-            topics.sync(job, cell),
-            topics.inbox(self.state.node),
-        )
+        mine = (self._down(self.tier.name), topics.sync(job, cell), topics.inbox(self.state.node))
+        # Listen before the proposal is confirmed, so that no difference is missed between.
+        proposed = self.state.proposed_tier
+        return (*mine, self._down(proposed)) if proposed else mine
+
+    @property
+    def other_subscriptions(self) -> tuple[str, ...]:
+        """Topics that an earlier life of this node may have subscribed to."""
+        others = (self._down(name) for name in self.tiers)
+        return tuple(topic for topic in others if topic not in self.subscriptions)
 
     @property
     def will(self) -> Outgoing:
@@ -159,7 +183,7 @@ class Uplink:
     def disconnected(self, now: float) -> UplinkReady:
         """The connection broke; what is under way waits."""
         self.is_connected = False
-        self._receivers.clear()
+        self._receiver = None
         return self.tick(now)
 
     def offer(self, seq: int, content: bytes, now: float) -> UplinkReady:
@@ -183,20 +207,35 @@ class Uplink:
     def report(self, state: NodeState) -> None:
         """Replace the heartbeat's figures; they go out with the next one."""
         self.state = replace(
-            state, version=self._model.version if self._model else -1, model=self._digest
+            state,
+            version=self._model.version if self._model else -1,
+            model=self._digest,
+            goodput_bits_per_second=round(self._estimator.goodput_bits_per_second),
         )
 
     def delivered(self, token: int, now: float) -> UplinkReady:
         """The broker has taken the frame of this token."""
         if self._sender is not None and token == self._sender.seq:
-            self._sender.delivered()
+            self._delivered(self._sender, now)
         return self.tick(now)
+
+    def _delivered(self, sender: Sender, now: float) -> None:
+        """Propose the tier that the link is in, at once, if it is another one."""
+        goodput = sender.delivered(now)
+        if goodput is None:
+            return
+        tier = self._estimator.measured(goodput.bits_per_second, goodput.num_chunks)
+        proposed = tier.name if self.follows_link and tier != self.tier else ""
+        if proposed != self.state.proposed_tier:
+            self.state = replace(self.state, proposed_tier=proposed)
+            self._heartbeat_at = now
+            self._resubscribes = True
 
     def received(self, topic: str, frame: bytes, now: float) -> UplinkReady:
         """A frame arrived; a bad one becomes a ``FrameRefused``."""
         try:
             message, payload = unpack(frame)
-            self._take(topic, message, payload)
+            self._take(topic, message, payload, now)
         except (FrameError, PayloadError, LayoutError) as error:
             reason = error.reason if isinstance(error, FrameError) else error.code
             self._events.append(FrameRefused(reason, str(error)))
@@ -216,10 +255,14 @@ class Uplink:
                 wake_at = min(wake_at, max(self._sender.ask_at, now + 0.05))
         else:
             wake_at = now + self.heartbeat_seconds
-        ready = UplinkReady(tuple(self._send), tuple(self._events), wake_at)
+        ready = UplinkReady(tuple(self._send), tuple(self._events), wake_at, self._resubscribes)
         self._send.clear()
         self._events.clear()
+        self._resubscribes = False
         return ready
+
+    def _down(self, tier: str) -> str:
+        return topics.down(self.state.job, self.state.cell, tier)
 
     @property
     def _up(self) -> str:
@@ -236,38 +279,63 @@ class Uplink:
     ) -> None:
         self._send.append(Outgoing(topic, pack(message, payload), retain, token))
 
-    def _take(self, topic: str, message: Message, payload: memoryview) -> None:
+    def _take(self, topic: str, message: Message, payload: memoryview, now: float) -> None:
         match message:
-            case Begin():
-                if message.size_bytes > MODEL_BYTES_MAX:
-                    raise FrameError("size", f"a model of {message.size_bytes} bytes")
-                self._receivers[topic] = Receiver(message)
-            case Chunk():
-                self._take_chunk(topic, message, payload)
+            case Begin() | Chunk():
+                self._take_broadcast(topic, message, payload)
             case Missing():
                 if self._sender is not None and self._sender.seq == message.seq:
                     self._sender.missing(payload)
             case VerdictMessage():
-                self._settle(read_verdict(message))
+                self._settle(read_verdict(message), now)
             case Sync():
                 self._events.append(SyncAnnounced(message.sync, message.deadline_seconds))
             case Pull():
                 self._events.append(Pulled())
+            case TierConfirmed():
+                self._move(message)
             case _:
                 raise FrameError("direction", f"{type(message).__name__} is not for a node")
 
-    def _take_chunk(self, topic: str, chunk: Chunk, payload: memoryview) -> None:
-        receiver = self._receivers.get(topic)
-        if receiver is None or receiver.begin.seq != chunk.seq:
+    def _move(self, confirmed: TierConfirmed) -> None:
+        """Go over to another tier; what is under way goes on with its chunks, and its window."""
+        tier = self.tiers.get(confirmed.tier)
+        if tier is None:
+            raise FrameError("tier", f"unknown tier {confirmed.tier!r}")
+        if tier == self.tier:
+            return
+        self._receiver = None
+        self.tier = tier
+        self._estimator.settle(tier)
+        self.state = replace(self.state, tier=tier.name, proposed_tier="")
+        if self._sender is not None:
+            self._sender.window = tier.window_chunks
+        self._heartbeat_at = 0.0
+        self._resubscribes = True
+        self._events.append(TierChanged(tier))
+
+    def _take_broadcast(self, topic: str, message: Begin | Chunk, payload: memoryview) -> None:
+        if topic != self._down(self.tier.name):
+            return  # Of a tier that the node has left, or is not in yet.
+        if isinstance(message, Begin):
+            if message.size_bytes > MODEL_BYTES_MAX:
+                raise FrameError("size", f"a model of {message.size_bytes} bytes")
+            self._receiver = Receiver(message)
+            return
+        receiver = self._receiver
+        if receiver is None or receiver.begin.seq != message.seq:
             return  # Joined in the middle: the heartbeat asks for a whole model.
-        content = receiver.chunk(chunk.index, payload)
+        content = receiver.chunk(message.index, payload)
         if content is not None:
-            del self._receivers[topic]
+            self._receiver = None
             self._take_model(content)
 
-    def _settle(self, verdict: Verdict) -> None:
+    def _settle(self, verdict: Verdict, now: float) -> None:
         sender = self._sender
         if sender is not None and sender.seq == verdict.seq and verdict.node == self.state.node:
+            # What was judged has arrived, though the broker did not say so yet.
+            while sender.num_unacknowledged:
+                self._delivered(sender, now)
             self._sender = None
             self._events.append(Settled(verdict, sender.content))
 
@@ -294,4 +362,6 @@ class Uplink:
                 raise FrameError("size", "a whole model has at least a byte per parameter")
             return codec.decode(encoded, head.size), integers
         assert self._model is not None, "a held digest has a model"
-        return self._model.vector + codec.decode(encoded, head.size), integers
+        vector = self._model.vector.copy()
+        codec.parse(encoded, head.size).add_to(vector)
+        return vector, integers
