@@ -23,6 +23,7 @@ from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.task import load_task, read_tensors
 from hetertrain.transport import mqtt
+from hetertrain.transport.database import own_directory
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import pack
@@ -98,6 +99,7 @@ class AggregatorService:
 
     def __init__(self, settings: AggregatorSettings) -> None:
         topics.check_name("job", settings.job)
+        self._owner = own_directory(settings.directory)
         self._settings = settings
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(job=settings.job)

@@ -16,6 +16,7 @@ from hetertrain.core.tiers import TIERS
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.transport import mqtt
+from hetertrain.transport.database import own_directory
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import NodeState, pack
@@ -52,6 +53,7 @@ class EdgeService:
     def __init__(self, settings: EdgeSettings) -> None:
         topics.check_name("node", settings.node)
         topics.check_name("job", settings.job)
+        self._owner = own_directory(settings.state_directory / settings.node)
         self._settings = settings
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(node=settings.node)

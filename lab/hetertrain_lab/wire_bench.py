@@ -1,7 +1,7 @@
 """What does learning cost on the wire? The digits task to the same accuracy, dense and by tier.
 
 In virtual time with real gradients: vehicles of equal speed, all on one tier, messages of
-ResNet-18's size (headers count as they are). *Dense* is FedAvg with float32 both ways, what most
+ResNet-50's size (headers count as they are). *Dense* is FedAvg with float32 both ways, what most
 users run. Bytes are those of one node until the target is reached; accuracy is that at the end of
 the same number of local steps for all.
 """
@@ -19,13 +19,14 @@ from hetertrain_lab.page import Rows
 from hetertrain_lab.scenario import Scenario, parse_scenario
 from hetertrain_lab.simulator import simulate
 
-TASK = "hetertrain_lab.digits:DigitsTask"
+TASK = "hetertrain_lab.digits:SmallDigitsTask"
 NUM_VEHICLES = 8
 STEP_SECONDS = 0.05
-MESSAGE_BYTES = 46.8e6
+MESSAGE_BYTES = 102.2e6
 LOCAL_STEPS = 20
-STEPS, QUICK_STEPS = 12_000, 4_000
-TARGET = 0.95
+STEPS, QUICK_STEPS = 40_000, 10_000
+TARGET = 0.92
+LEARNING_RATE = 0.2
 FINAL_EVALUATIONS = 10
 SEEDS = (21, 22, 23)
 WORKERS = 2
@@ -82,7 +83,12 @@ def scenario_of(name: str, steps: int) -> Scenario:
                     "rate_bits_per_second": (float(rate), float(rate)),
                 }
             ],
-            "learning": {"task": TASK, "labels": {"alpha": "1000"}, "target": TARGET},
+            "learning": {
+                "task": TASK,
+                "labels": {"alpha": "1000"},
+                "target": TARGET,
+                "learning_rate": LEARNING_RATE,
+            },
         }
     )
 

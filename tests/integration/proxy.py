@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 
 PIECE_BYTES = 2048
@@ -20,6 +21,8 @@ class ShapingProxy:
         self._upstream = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
+        self.bytes_up = self.bytes_down = 0
+        """What was passed on to the broker, and to the client."""
         self.port: int = self._listener.getsockname()[1]
 
     def __enter__(self) -> ShapingProxy:
@@ -32,7 +35,15 @@ class ShapingProxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for each in (self._listener, *self._sockets):
+        self._listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Break all connections; what is on its way is lost."""
+        while self._sockets:
+            each = self._sockets.pop()
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
             each.close()
 
     def _accept(self) -> None:
@@ -46,16 +57,20 @@ class ShapingProxy:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._sockets.append(each)
-            for ends in ((client, server), (server, client)):
-                threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+            for is_up, ends in ((True, (client, server)), (False, (server, client))):
+                threading.Thread(target=self._pass_on, args=(*ends, is_up), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass_on(self, source: socket.socket, target: socket.socket, is_up: bool) -> None:
         free_at = time.monotonic()
         try:
             while piece := source.recv(PIECE_BYTES):
                 free_at = max(free_at, time.monotonic()) + 8 * len(piece) / self.bits_per_second
                 time.sleep(max(0.0, free_at - time.monotonic()))
                 target.sendall(piece)
+                if is_up:
+                    self.bytes_up += len(piece)
+                else:
+                    self.bytes_down += len(piece)
         except OSError:
             pass  # One end has gone; so goes the other.
         for each in (source, target):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import LayoutError, StoreError
+from hetertrain.transport.database import own_directory
 from hetertrain.transport.inbox import Inbox
 from hetertrain.transport.outbox import Outbox
 from hetertrain_cloud.checkpoints import KEPT, CheckpointStore
@@ -107,3 +111,31 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
         store.save(make_checkpoint(version), {}, {})
     assert len(list(tmp_path.iterdir())) == KEPT
     assert store.load().checkpoint.digest() == make_checkpoint(KEPT + 2).digest()
+
+
+def test_a_directory_of_state_has_one_owner_though_it_be_paused(tmp_path: Path) -> None:
+    owner = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, time, pathlib\n"
+            "from hetertrain.transport.database import own_directory\n"
+            "owner = own_directory(pathlib.Path(sys.argv[1]))\n"
+            "print('owns', flush=True)\n"
+            "time.sleep(60)\n",
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"owns\n"
+        owner.send_signal(signal.SIGSTOP)
+
+        with pytest.raises(StoreError, match=str(owner.pid)):
+            own_directory(tmp_path)
+    finally:
+        owner.kill()
+        owner.wait()
+
+    own_directory(tmp_path).close()

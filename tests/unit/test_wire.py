@@ -189,17 +189,125 @@ def test_a_node_holds_its_tiers_model_within_seconds_though_frames_are_lost(seed
     np.testing.assert_array_equal(newest.vector, chain.held.vector)
 
 
-def test_a_node_that_joins_after_a_tiers_first_broadcast_is_served_within_seconds() -> None:
-    talk = Conversation(0, loss=0.0)
-    talk.run(5.0)
-    late = replace(STATE, node="n1")
-    sent = []
-    while not sent and talk.now < 12.0:
-        talk.now += 0.25
-        heartbeat = pack(late)
-        ready = talk.aggregator.received(topics.state("n1"), heartbeat, talk.now)
-        sent = [item for item in ready.send if item.topic == topics.down("job", "cloud", "t1")]
-    assert sent
+class Tier1:
+    """Nodes of one tier, and what each is sent, alone or with the others."""
+
+    def __init__(self, num_nodes: int, queue_max: int = 1 << 30) -> None:
+        self.random = random.Random(1)
+        self.now = 0.0
+        self.queue_max = queue_max
+        self.aggregator = Downlink("job", "cloud")
+        self.nodes = {f"n{i}": Uplink(replace(STATE, node=f"n{i}"), TIERS["t1"]) for i in range(4)}
+        self.online = [f"n{i}" for i in range(num_nodes)]
+        self.bytes_alone = dict.fromkeys(self.nodes, 0)
+        self.models: dict[str, list[ModelReceived]] = {name: [] for name in self.nodes}
+        self.vector = np.zeros(40_000, np.float32)
+        self.version = 0
+        self.release()
+        for name in self.online:
+            self.up(self.nodes[name].connected(self.now))
+        self.run(10.0)
+
+    def join(self, name: str) -> None:
+        self.online.append(name)
+        self.up(self.nodes[name].connected(self.now))
+
+    def release(self) -> None:
+        checkpoint = Checkpoint(self.version, self.vector.copy(), np.empty(0, np.int64))
+        self.down(self.aggregator.release(checkpoint, None, TERMS, self.now))
+
+    def move(self) -> None:
+        self.version += 1
+        self.vector += np.random.default_rng(self.version).standard_normal(40_000, np.float32)
+        self.release()
+        self.run(2.0)
+
+    def up(self, ready) -> None:
+        for item in ready.send:
+            self.down(self.aggregator.received(item.topic, item.frame, self.now))
+
+    def down(self, ready) -> None:
+        for name in self.online:
+            node = self.nodes[name]
+            mine = [item for item in ready.send if item.topic in node.subscriptions]
+            # A broker with a short queue drops the rest, silently.
+            for item in mine[: self.queue_max]:
+                if item.topic == topics.inbox(name):
+                    self.bytes_alone[name] += len(item.frame)
+                answer = node.received(item.topic, item.frame, self.now)
+                self.models[name] += [e for e in answer.events if isinstance(e, ModelReceived)]
+                self.up(answer)
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.25
+            self.down(self.aggregator.tick(self.now))
+            for name in self.online:
+                self.up(self.nodes[name].tick(self.now))
+
+    def held(self, name: str) -> bytes:
+        return self.models[name][-1].vector.tobytes()
+
+
+def test_a_node_that_joins_late_is_given_the_model_alone_and_is_no_burden_to_the_others() -> None:
+    cell = Tier1(3)
+    cell.move()
+    cell.join("n3")
+    for _ in range(3):
+        cell.move()
+    cell.run(10.0)
+
+    assert cell.held("n3") == cell.held("n0")
+    assert cell.models["n3"][-1].version == cell.version
+    assert cell.bytes_alone["n3"] > 4 * cell.vector.size
+    assert max(cell.bytes_alone[name] for name in ("n0", "n1", "n2")) < 2000
+
+
+def test_a_node_that_missed_versions_is_given_just_those() -> None:
+    cell = Tier1(3)
+    cell.move()
+    cell.online.remove("n1")
+    for _ in range(2):
+        cell.move()
+    cell.online.append("n1")
+    cell.run(15.0)
+
+    assert cell.held("n1") == cell.held("n0")
+    assert 0 < cell.bytes_alone["n1"] < 4 * cell.vector.size
+
+
+@pytest.mark.parametrize("queue_max", [3, 10])
+def test_a_broker_that_drops_all_beyond_a_short_queue_passes_whole_models(queue_max: int) -> None:
+    cell = Tier1(3, queue_max)
+    cell.join("n3")
+    cell.move()
+    cell.run(60.0)
+
+    assert {cell.held(name) for name in cell.nodes} == {cell.held("n0")}
+    assert all(models[-1].version == cell.version for models in cell.models.values())
+
+
+def test_a_download_goes_on_after_a_break_where_it_stood() -> None:
+    cell = Tier1(3)
+    cell.online.append("n3")
+    node = cell.nodes["n3"]
+    cell.queue_max = 2
+    cell.up(node.connected(cell.now))
+    cell.run(2.5)
+    cell.queue_max = 1 << 30
+    before = cell.bytes_alone["n3"]
+    cell.up(node.disconnected(cell.now))
+    cell.online.remove("n3")
+    cell.run(3.0)
+    cell.online.append("n3")
+    cell.up(node.connected(cell.now))
+    cell.run(20.0)
+
+    assert before > 0
+    assert cell.held("n3") == cell.held("n0")
+    window = TIERS["t1"].window_chunks * TIERS["t1"].chunk_bytes
+    assert cell.bytes_alone["n3"] < 4 * cell.vector.size + window + 6000
 
 
 def test_versions_travel_as_differences_and_a_sync_sends_the_exact_model() -> None:

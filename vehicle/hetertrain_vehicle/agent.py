@@ -23,6 +23,7 @@ from hetertrain.errors import FrameError, SettingsError, TrainError
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.transport import mqtt
+from hetertrain.transport.database import own_directory
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
 from hetertrain.wire.frames import (
@@ -102,6 +103,7 @@ class Agent:
         topics.check_name("cell", settings.cell)
         if settings.tier not in TIERS:
             raise SettingsError(f"tier {settings.tier!r} is unknown: use one of {', '.join(TIERS)}")
+        self._owner = own_directory(settings.directory)
         self._settings = settings
         self._pipe = pipe
         self._mailbox: Mailbox[Input] = Mailbox()

@@ -140,7 +140,9 @@ class Connection(threading.Thread):
         self._endpoint = endpoint
         self._subscriptions = subscriptions
         self._given_up = set(other_subscriptions)
-        self._is_resubscribing = False
+        self._added: tuple[str, ...] = ()
+        self._asked: dict[int, tuple[str, ...]] = {}
+        """Topics by the id of the request that subscribes to them."""
         self._on_event = on_event
         self._up = TokenBucket(endpoint.rate_bits_per_second)
         self._down = TokenBucket(endpoint.rate_bits_per_second)
@@ -173,10 +175,11 @@ class Connection(threading.Thread):
     def resubscribe(self, subscriptions: tuple[str, ...]) -> None:
         """Subscribe to these topics and no others; any thread may call it. Never blocks."""
         with self._lock:
+            added = set(subscriptions) - set(self._subscriptions)
             self._given_up |= set(self._subscriptions) - set(subscriptions)
             self._given_up -= set(subscriptions)
+            self._added = (*self._added, *sorted(added))
             self._subscriptions = subscriptions
-            self._is_resubscribing = True
         self._wake()
 
     def stop(self, timeout_seconds: float = 2.0) -> None:
@@ -293,8 +296,10 @@ class Connection(threading.Thread):
 
     def _hand_over(self, now: float) -> None:
         """Give paho the next frames, as the rate and its window allow."""
-        if self._is_ready and self._is_resubscribing:
-            self._subscribe()
+        if self._is_ready and (self._added or self._given_up):
+            with self._lock:
+                added, self._added = self._added, ()
+            self._subscribe(added)
         while (
             self._is_ready and self._up.wait_seconds(now) == 0 and len(self._tokens) < INFLIGHT_MAX
         ):
@@ -323,24 +328,28 @@ class Connection(threading.Thread):
         if code.is_failure:
             self._on_event(Disconnected(f"the broker refused us: {code}"))
             return
-        self._subscribe()
-        if not self._subscriptions:
+        with self._lock:
+            wanted, self._added = self._subscriptions, ()
+        self._asked.clear()
+        self._subscribe(wanted)
+        if not wanted:
             self._become_ready()
 
-    def _subscribe(self) -> None:
+    def _subscribe(self, wanted: tuple[str, ...]) -> None:
         with self._lock:
-            self._is_resubscribing = False
-            wanted, given_up = self._subscriptions, sorted(self._given_up)
+            given_up, self._given_up = sorted(self._given_up), set()
         if given_up:
             self._client.unsubscribe(given_up)
         if wanted:
             options = SubscribeOptions(qos=1)
-            self._client.subscribe([(topic, options) for topic in wanted])
+            _, mid = self._client.subscribe([(topic, options) for topic in wanted])
+            if mid is not None:
+                self._asked[mid] = wanted
 
     def _subscribed(
-        self, _client: Any, _data: Any, _mid: int, codes: list[ReasonCode], _properties: Any
+        self, _client: Any, _data: Any, mid: int, codes: list[ReasonCode], _properties: Any
     ) -> None:
-        for topic, code in zip(self._subscriptions, codes, strict=False):
+        for topic, code in zip(self._asked.pop(mid, ()), codes, strict=False):
             if code.is_failure:
                 self._on_event(Denied(topic, str(code)))
         if not self._is_ready:

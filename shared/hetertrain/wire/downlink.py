@@ -4,14 +4,17 @@ versions by tier.
 The cloud speaks so to its gateways and vehicles, and a gateway to its cell. Per tier it keeps the
 model that the tier's nodes hold and broadcasts the compressed difference to it, with error
 feedback: the kept model moves by what was decoded, so what a budget left out goes with the next
-difference. All nodes of a tier hold bit-identical models, checked by digest. A whole model restarts
-a tier's chain: at a synchronisation, and when a node's heartbeat shows that it lost it.
+difference. All nodes of a tier hold bit-identical models, checked by digest (``chain``). A whole
+model restarts a tier's chain at a synchronisation; a node whose heartbeat shows that it fell behind
+is given what it lacks, alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from hetertrain import codec
 from hetertrain.core.aggregator import SyncNotice
@@ -21,6 +24,7 @@ from hetertrain.core.update import Checkpoint, model_digest
 from hetertrain.core.worker import PERIODS_MAX
 from hetertrain.errors import FrameError
 from hetertrain.wire import topics
+from hetertrain.wire.chain import Chain, Offer
 from hetertrain.wire.contents import JobTerms, model_head, verdict_message
 from hetertrain.wire.frames import (
     Begin,
@@ -28,6 +32,7 @@ from hetertrain.wire.frames import (
     Flushed,
     Message,
     Missing,
+    ModelContent,
     NodeState,
     Pull,
     Sync,
@@ -35,13 +40,17 @@ from hetertrain.wire.frames import (
     pack,
     unpack,
 )
-from hetertrain.wire.transfer import Receiver, Sender
+from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Receiver
 from hetertrain.wire.uplink import HEARTBEAT_SECONDS, FrameRefused, Outgoing
 
 SILENCE_HEARTBEATS = 4
 """A node that was not heard for so many heartbeats counts as gone until it is heard again."""
 GATHER_SECONDS = 1.0
 """How long a whole model waits for more nodes that need it."""
+DUE_HEARTBEATS = 2
+"""A node that lacks a difference so many heartbeats after its broadcast has missed it."""
+WHOLE_IDLE_SECONDS = 60.0
+"""A whole model that nobody asked for so long is no longer kept ready."""
 CONTENT_GROUPS_MAX = 64
 RECEIVERS_MAX = 4096
 """Transfers under way at a time."""
@@ -91,26 +100,6 @@ class DownlinkReady:
 
 
 @dataclass(slots=True)
-class _Chain:
-    """What the nodes of one tier hold."""
-
-    tier: Tier
-    held: Checkpoint | None = None
-    digest: str = ""
-    newest: tuple[str, int] | None = None
-    """Lineage and version of ``held``."""
-    recent: list[str] = field(default_factory=list)
-    """Digests that a node may still hold because the newest is on its way."""
-    seq: int = 0
-    sent_at: float = -1e9
-    free_at: float = 0.0
-    """When the link has had time for what was sent."""
-    whole_until: float = 0.0
-    """Until then a whole model is on its way; nobody needs to ask for one."""
-    needs_whole: bool = True
-
-
-@dataclass(slots=True)
 class Downlink:
     """One aggregator's conversation with the nodes of its cell."""
 
@@ -122,7 +111,11 @@ class Downlink:
     _heard_at: dict[str, float] = field(default_factory=dict)
     _receivers: dict[str, Receiver] = field(default_factory=dict)
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
-    _chains: dict[str, _Chain] = field(default_factory=dict)
+    _chains: dict[str, Chain] = field(default_factory=dict)
+    _seq: int = 0
+    """Numbers everything that goes out in chunks."""
+    _served_until: dict[str, float] = field(default_factory=dict)
+    """Until then a node has what it was given last under way."""
     _checkpoint: Checkpoint | None = None
     _terms: JobTerms | None = None
     _send: list[Outgoing] = field(default_factory=list)
@@ -184,16 +177,22 @@ class Downlink:
                 self._forget(node)
         wake_at = now + self.heartbeat_seconds
         for chain in self._chains.values():
+            if chain.needy and self._checkpoint is not None:
+                if now >= chain.serve_at:
+                    self._serve(chain, now)
+                wake_at = min(wake_at, max(chain.serve_at, now + 0.05))
             if self._has_news(chain):
                 if now >= chain.free_at:
                     self._broadcast(chain, now, None)
                 wake_at = min(wake_at, max(chain.free_at, now + 0.05))
+            if chain.whole is not None and now > chain.whole_used_at + WHOLE_IDLE_SECONDS:
+                chain.whole = None
         ready = DownlinkReady(tuple(self._send), tuple(self._events), wake_at)
         self._send.clear()
         self._events.clear()
         return ready
 
-    def _has_news(self, chain: _Chain) -> bool:
+    def _has_news(self, chain: Chain) -> bool:
         if self._checkpoint is None or self._terms is None:
             return False
         newest = (self._terms.lineage, self._checkpoint.version)
@@ -221,6 +220,8 @@ class Downlink:
                 if content is not None:
                     del self._receivers[message.node]
                     self._events.append(ContentReceived(message.node, message.seq, content))
+            case Missing():
+                self._resend(sender, message.seq, payload, now)
             case Flushed():
                 self._events.append(FlushReported(message.node, message.sync))
             case _:
@@ -247,34 +248,103 @@ class Downlink:
         chain = self._chains.get(tier.name)
         if chain is None:
             # Those who join together share the first broadcast.
-            chain = _Chain(tier, free_at=now + GATHER_SECONDS)
+            chain = Chain(tier, free_at=now + GATHER_SECONDS)
             self._chains[tier.name] = chain
             self._continue(chain, state.model)
-        if now >= chain.whole_until and self._has_lost_chain(chain, state.model, now):
-            # Those who ask together share one broadcast, and need not put it off.
+        if state.model == chain.digest:
+            chain.needy.discard(state.node)
+            self._served_until.pop(state.node, None)
+        elif now >= self._served_until.get(state.node, 0.0):
+            self._catch_up(chain, state, now)
+
+    def _catch_up(self, chain: Chain, state: NodeState, now: float) -> None:
+        """Give a node the difference that it misses, or see that it gets a whole model."""
+        difference = chain.after(state.model)
+        if difference is not None:
+            if now >= difference.due_at:
+                self._give(chain, state.node, difference, now)
+        elif now >= chain.whole_until and not chain.needs_whole:
+            if not chain.needy:
+                chain.serve_at = now + GATHER_SECONDS
+            chain.needy.add(state.node)
+
+    def _serve(self, chain: Chain, now: float) -> None:
+        """Give those who need a whole model one: each alone, or by broadcast if most do."""
+        needy = sorted(chain.needy & self.nodes.keys())
+        chain.needy.clear()
+        num_nodes = sum(state.tier == chain.tier.name for state in self.nodes.values())
+        assert self._terms is not None, "there is a version to give"
+        is_current = chain.newest is not None and chain.newest[0] == self._terms.lineage
+        # Those whom a broadcast has just not reached are not sent another one.
+        may_broadcast = now > chain.whole_until + WHOLE_IDLE_SECONDS
+        if chain.held is None or not is_current or (may_broadcast and 2 * len(needy) > num_nodes):
             chain.needs_whole = True
-            chain.free_at = max(chain.free_at, now + GATHER_SECONDS)
-            chain.whole_until = chain.free_at + self.heartbeat_seconds
+            return
+        whole = self._whole(chain, now)
+        for node in needy:
+            self._give(chain, node, whole, now)
+
+    def _whole(self, chain: Chain, now: float) -> Offer:
+        """Return a whole model from which differences go on, made now if there is none."""
+        assert chain.held is not None, "the tier holds a model"
+        assert self._terms is not None, "a model is held, so there was a version"
+        if not chain.offers_whole:
+            head = self._head(chain.held, chain.digest, None, "", self._terms)
+            payload = codec.encode(chain.held.vector, None).payload
+            self._seq += 1
+            content = pack(head, payload)
+            chain.whole = chain.offer(self.cell, self._seq, content, "", chain.digest, now)
+        assert chain.whole is not None, "it is on offer now"
+        return chain.whole
+
+    def _give(self, chain: Chain, node: str, offer: Offer, now: float) -> None:
+        """Offer a content to one node, with its first chunks."""
+        self._publish(topics.inbox(node), offer.begin)
+        self._send_to(chain, node, offer, range(offer.num_chunks), now)
+
+    def _resend(self, node: str, seq: int, bitmap: memoryview, now: float) -> None:
+        """Send the next chunks that a node misses; it asks again when it has them."""
+        state = self.nodes.get(node)
+        chain = None if state is None else self._chains.get(state.tier)
+        if chain is None or chain.held is None:
+            return  # Not heard yet; its heartbeat tells what it needs.
+        offer = chain.find(seq)
+        if offer is None:
+            chain.needy.add(node)  # A broadcast that has not reached it, or is long past.
+            return
+        bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
+        missing = np.flatnonzero(bits[: offer.num_chunks]).tolist()
+        self._send_to(chain, node, offer, missing, now)
+
+    def _send_to(
+        self, chain: Chain, node: str, offer: Offer, indices: Sequence[int], now: float
+    ) -> None:
+        window = indices[: chain.tier.window_chunks]
+        for message, chunk in offer.messages(window):
+            self._publish(topics.inbox(node), message, chunk)
+        airtime = chain.tier.seconds_for(len(window) * offer.begin.chunk_bytes)
+        self._served_until[node] = now + RETRY_SECONDS_MIN + 2 * airtime
+        if offer is chain.whole:
+            chain.whole_used_at = now
 
     def _confirm(self, state: NodeState, now: float) -> None:
-        """Let a node into the tier that it proposes, when it holds what its tier was sent last.
+        """Let a node into the tier that it proposes.
 
-        The first one to come takes the model along: the new tier goes on from there, without a
-        whole model.
+        The first one to come takes the model along that it holds, so the new tier goes on from
+        there; one that comes later is given what it lacks.
         """
         tier = self.tiers.get(state.proposed_tier)
         if tier is None:
             raise FrameError("tier", f"unknown tier {state.proposed_tier!r}")
         left = self._chains.get(state.tier)
-        is_current = left is not None and state.model == left.digest
-        if left is not None and state.model in left.recent and now < left.free_at:
-            return  # A difference is on its way; the proposal comes again.
-        if tier.name not in self._chains:
-            chain = _Chain(tier, free_at=now)
-            if left is not None and is_current:
-                chain.held, chain.digest, chain.newest = left.held, left.digest, left.newest
-                chain.needs_whole = False
+        if left is not None and left.held is not None and tier.name not in self._chains:
+            if left.after(state.model) is not None and now < left.free_at:
+                return  # A difference is on its way; the proposal comes again.
+            chain = Chain(tier, free_at=now, needs_whole=state.model != left.digest)
+            if left.newest is not None and not chain.needs_whole:
+                chain.hold(left.held, left.digest, left.newest)
             self._chains[tier.name] = chain
+        self._served_until.pop(state.node, None)
         self._publish(topics.inbox(state.node), TierConfirmed(tier=tier.name))
 
     def _leave(self, tier: str) -> None:
@@ -282,23 +352,19 @@ class Downlink:
         if all(state.tier != tier for state in self.nodes.values()):
             self._chains.pop(tier, None)
 
-    def _continue(self, chain: _Chain, model: str) -> None:
+    def _continue(self, chain: Chain, model: str) -> None:
         """Begin a chain where its first node stands, if that is the newest model."""
         checkpoint, terms = self._checkpoint, self._terms
         if checkpoint is None or terms is None or not model:
             return
         if model == model_digest(checkpoint.vector, checkpoint.integers, terms.lineage):
-            chain.held, chain.digest, chain.needs_whole = checkpoint, model, False
-            chain.newest = (terms.lineage, checkpoint.version)
-
-    def _has_lost_chain(self, chain: _Chain, model: str, now: float) -> bool:
-        if model == chain.digest:
-            return False
-        return model not in chain.recent or now > chain.free_at + self.silence_seconds
+            chain.hold(checkpoint, model, (terms.lineage, checkpoint.version))
+            chain.needs_whole = False
 
     def _forget(self, node: str) -> None:
         del self._heard_at[node]
         self.nodes.pop(node, None)
+        self._served_until.pop(node, None)
         # What has arrived of its transfer stays: it goes on when the node is back.
         self._events.append(NodeGone(node))
 
@@ -326,7 +392,7 @@ class Downlink:
             return 0
         return CONTENT_GROUPS_MAX * 8 * self._checkpoint.vector.size + (1 << 20)
 
-    def _broadcast(self, chain: _Chain, now: float, sync: int | None) -> None:
+    def _broadcast(self, chain: Chain, now: float, sync: int | None) -> None:
         """Send the newest version to one tier, as a difference where that is less."""
         assert self._checkpoint is not None, "there is a version to send"
         assert self._terms is not None, "a version comes with its terms"
@@ -357,41 +423,38 @@ class Downlink:
             encoded = codec.encode(difference, max(budget, codec.MINIMUM_BUDGET_BYTES))
             vector, payload = chain.held.vector.copy(), encoded.payload
             encoded.decoded.add_to(vector)
-        chain.held = Checkpoint(checkpoint.version, vector, checkpoint.integers)
-        chain.newest = (terms.lineage, checkpoint.version)
-        if chain.digest:
-            chain.recent = [*chain.recent[-7:], chain.digest]
-        chain.digest = model_digest(vector, checkpoint.integers, terms.lineage)
-        head = model_head(
-            version=checkpoint.version,
-            sync=sync,
-            base=base,
-            model=chain.digest,
-            size=vector.size,
-            integers=checkpoint.integers,
-            terms=terms,
-        )
+        held = Checkpoint(checkpoint.version, vector, checkpoint.integers)
+        digest = model_digest(vector, checkpoint.integers, terms.lineage)
+        chain.hold(held, digest, (terms.lineage, checkpoint.version))
+        head = self._head(held, digest, sync, base, terms)
+        self._seq += 1
         content = pack(head, payload)
-        self._send_chunks(chain, content)
         airtime = chain.tier.seconds_for(len(content))
         chain.sent_at = now
         chain.free_at = max(now, chain.free_at) + airtime
+        due_at = chain.free_at + DUE_HEARTBEATS * self.heartbeat_seconds
+        offer = chain.offer(self.cell, self._seq, content, base, digest, due_at)
+        topic = topics.down(self.job, self.cell, chain.tier.name)
+        self._publish(topic, offer.begin)
+        for message, chunk in offer.messages(range(offer.num_chunks)):
+            self._publish(topic, message, chunk)
         if is_whole:
+            chain.restart()
             chain.needs_whole = False
             chain.whole_until = chain.free_at + self.heartbeat_seconds
         else:
+            chain.remember(offer)
             chain.free_at = max(chain.free_at, now + airtime / policy.budget_share)
 
-    def _send_chunks(self, chain: _Chain, content: bytes) -> None:
-        chain.seq += 1
-        sender = Sender(
-            node=self.cell,
-            seq=chain.seq,
-            content=content,
-            chunk_bytes=chain.tier.chunk_bytes,
-            window=len(content),
-            airtime_seconds=0.0,
+    def _head(
+        self, held: Checkpoint, digest: str, sync: int | None, base: str, terms: JobTerms
+    ) -> ModelContent:
+        return model_head(
+            version=held.version,
+            sync=sync,
+            base=base,
+            model=digest,
+            size=held.vector.size,
+            integers=held.integers,
+            terms=terms,
         )
-        topic = topics.down(self.job, self.cell, chain.tier.name)
-        for message, chunk in sender.due(0.0):
-            self._publish(topic, message, chunk)

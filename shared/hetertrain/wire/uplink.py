@@ -6,8 +6,8 @@ frames and time and returns frames to send and what happened; the driver owns th
 outbox.
 
 It holds the chain of models of its tier: a whole model starts the chain, a difference continues it
-if it applies to the model that is held; when it does not, or when chunks are lost, the next
-heartbeat says which model is held and the aggregator's next broadcast to the tier is a whole one.
+if it applies to the model that is held. Chunks that do not come are asked for; where that is not
+enough, the heartbeat says which model is held, and the aggregator gives this node what it lacks.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ from hetertrain.wire.frames import (
     pack,
     unpack,
 )
-from hetertrain.wire.transfer import Receiver, Sender
+from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Receiver, Sender
 
 HEARTBEAT_SECONDS = 2.0
 MODEL_BYTES_MAX = 1 << 32
+RESUME_SECONDS = 1.0
+ASKED_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,21 @@ class UplinkReady:
 
 
 @dataclass(slots=True)
+class _Incoming:
+    """A content that is arriving."""
+
+    receiver: Receiver
+    num_expected: int = 0
+    """Chunks that are on their way without being asked for."""
+    num_asked: int = 0
+    """How often in a row the node asked and nothing came."""
+    ask_at: float = 0.0
+
+    def is_of(self, chunk: Chunk) -> bool:
+        return self.receiver.begin.seq == chunk.seq
+
+
+@dataclass(slots=True)
 class Uplink:
     """One node's conversation with the aggregator of its cell."""
 
@@ -129,7 +146,8 @@ class Uplink:
     """Propose another tier when the link's measured goodput is another one's."""
     is_connected: bool = False
     _sender: Sender | None = None
-    _receiver: Receiver | None = None
+    _incoming: dict[str, _Incoming] = field(default_factory=dict)
+    """By topic: what is broadcast to the tier, and what is given to this node alone."""
     _model: ModelReceived | None = None
     _digest: str = ""
     _heartbeat_at: float = 0.0
@@ -173,6 +191,9 @@ class Uplink:
         self.is_connected = True
         if self._sender is not None:
             self._sender.reconnected()
+        for incoming in self._incoming.values():
+            # A broker that kept our session sends by itself what we have not acknowledged.
+            incoming.ask_at = now + RESUME_SECONDS
         return self.beat(now)
 
     def beat(self, now: float) -> UplinkReady:
@@ -183,7 +204,6 @@ class Uplink:
     def disconnected(self, now: float) -> UplinkReady:
         """The connection broke; what is under way waits."""
         self.is_connected = False
-        self._receiver = None
         return self.tick(now)
 
     def offer(self, seq: int, content: bytes, now: float) -> UplinkReady:
@@ -253,6 +273,10 @@ class Uplink:
                 for message, chunk in self._sender.due(now):
                     self._publish(self._up, message, chunk, token=self._sender.seq)
                 wake_at = min(wake_at, max(self._sender.ask_at, now + 0.05))
+            for topic, incoming in list(self._incoming.items()):
+                if now >= incoming.ask_at:
+                    self._ask(topic, incoming, now)
+                wake_at = min(wake_at, max(incoming.ask_at, now + 0.05))
         else:
             wake_at = now + self.heartbeat_seconds
         ready = UplinkReady(tuple(self._send), tuple(self._events), wake_at, self._resubscribes)
@@ -282,7 +306,7 @@ class Uplink:
     def _take(self, topic: str, message: Message, payload: memoryview, now: float) -> None:
         match message:
             case Begin() | Chunk():
-                self._take_broadcast(topic, message, payload)
+                self._take_content(topic, message, payload, now)
             case Missing():
                 if self._sender is not None and self._sender.seq == message.seq:
                     self._sender.missing(payload)
@@ -304,7 +328,7 @@ class Uplink:
             raise FrameError("tier", f"unknown tier {confirmed.tier!r}")
         if tier == self.tier:
             return
-        self._receiver = None
+        self._incoming.clear()
         self.tier = tier
         self._estimator.settle(tier)
         self.state = replace(self.state, tier=tier.name, proposed_tier="")
@@ -314,21 +338,57 @@ class Uplink:
         self._resubscribes = True
         self._events.append(TierChanged(tier))
 
-    def _take_broadcast(self, topic: str, message: Begin | Chunk, payload: memoryview) -> None:
-        if topic != self._down(self.tier.name):
-            return  # Of a tier that the node has left, or is not in yet.
+    def _take_content(
+        self, topic: str, message: Begin | Chunk, payload: memoryview, now: float
+    ) -> None:
         if isinstance(message, Begin):
-            if message.size_bytes > MODEL_BYTES_MAX:
-                raise FrameError("size", f"a model of {message.size_bytes} bytes")
-            self._receiver = Receiver(message)
+            self._begin(topic, message, now)
             return
-        receiver = self._receiver
-        if receiver is None or receiver.begin.seq != message.seq:
-            return  # Joined in the middle: the heartbeat asks for a whole model.
-        content = receiver.chunk(message.index, payload)
+        # A missing chunk of a broadcast is sent to this node alone.
+        found = ((t, each) for t, each in self._incoming.items() if each.is_of(message))
+        topic, incoming = next(found, ("", None))
+        if incoming is None:
+            return  # Joined in the middle: the heartbeat tells what is missing.
+        content = incoming.receiver.chunk(message.index, payload)
+        incoming.num_expected -= 1
+        incoming.num_asked = 0
+        incoming.ask_at = now + self._patience_seconds(incoming)
         if content is not None:
-            self._receiver = None
+            del self._incoming[topic]
             self._take_model(content)
+            if topic == topics.inbox(self.state.node):
+                self._heartbeat_at = now  # There may be more to be given.
+        elif incoming.num_expected <= 0:
+            self._ask(topic, incoming, now)
+
+    def _begin(self, topic: str, begin: Begin, now: float) -> None:
+        is_given = topic == topics.inbox(self.state.node)
+        if not is_given and topic != self._down(self.tier.name):
+            return  # Of a tier that the node has left, or is not in yet.
+        if begin.size_bytes > MODEL_BYTES_MAX:
+            raise FrameError("size", f"a model of {begin.size_bytes} bytes")
+        incoming = self._incoming.get(topic)
+        if incoming is None or incoming.receiver.begin != begin:
+            incoming = self._incoming[topic] = _Incoming(Receiver(begin))
+        # What is broadcast comes whole; what is given, a window at a time.
+        window = self.tier.window_chunks if is_given else incoming.receiver.num_chunks
+        incoming.num_expected = min(window, incoming.receiver.num_chunks)
+        incoming.ask_at = now + self._patience_seconds(incoming)
+
+    def _ask(self, topic: str, incoming: _Incoming, now: float) -> None:
+        """Ask for the next chunks that are missing; give up where there is no answer."""
+        incoming.num_asked += 1
+        if incoming.num_asked > ASKED_MAX:
+            del self._incoming[topic]
+            return
+        incoming.num_expected = self.tier.window_chunks
+        incoming.ask_at = now + self._patience_seconds(incoming)
+        receiver = incoming.receiver
+        self._publish(self._up, Missing(seq=receiver.begin.seq), receiver.missing())
+
+    def _patience_seconds(self, incoming: _Incoming) -> float:
+        num_bytes = max(incoming.num_expected, 1) * incoming.receiver.begin.chunk_bytes
+        return RETRY_SECONDS_MIN + 2 * self.tier.seconds_for(num_bytes)
 
     def _settle(self, verdict: Verdict, now: float) -> None:
         sender = self._sender

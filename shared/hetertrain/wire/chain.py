@@ -1,0 +1,124 @@
+"""What the nodes of one tier hold, and how a node that holds something else gets there.
+
+A tier's models are a chain: each broadcast goes on from the one before, by a difference or, where
+that is less, by a whole model. Differences are remembered, up to the bytes of one model, so a node
+that missed some is given just those; one that is further behind, or new, is given the model that
+the tier holds, and from there the differences since. Both go to that node alone, a window of chunks
+at a time as it asks for them, so they crowd out nobody's link and pass any queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from hetertrain.core.tiers import Tier
+from hetertrain.core.update import Checkpoint
+from hetertrain.wire.frames import Begin, Chunk, Message
+from hetertrain.wire.transfer import content_digest
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A content that nodes of the tier may ask for."""
+
+    begin: Begin
+    content: bytes
+    base: str
+    """Digest of the model that it applies to; empty: it is whole."""
+    model: str
+    """Digest of the model that it leads to."""
+    due_at: float
+    """When its broadcast should have arrived everywhere."""
+
+    def messages(self, indices: Iterable[int]) -> Iterator[tuple[Message, memoryview]]:
+        """Return the chunks of ``indices``."""
+        size, content = self.begin.chunk_bytes, memoryview(self.content)
+        for index in indices:
+            chunk = Chunk(node=self.begin.node, seq=self.begin.seq, index=index)
+            yield chunk, content[index * size : (index + 1) * size]
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks the content has."""
+        return -(-len(self.content) // self.begin.chunk_bytes)
+
+
+@dataclass(slots=True)
+class Chain:
+    """The models of one tier's nodes."""
+
+    tier: Tier
+    held: Checkpoint | None = None
+    digest: str = ""
+    newest: tuple[str, int] | None = None
+    """Lineage and version of ``held``."""
+    sent_at: float = -1e9
+    free_at: float = 0.0
+    """When the link has had time for what was sent."""
+    needs_whole: bool = True
+    """The next broadcast is a whole model."""
+    whole_until: float = 0.0
+    """Until then a broadcast of a whole model is on its way; nobody needs to be given one."""
+    needy: set[str] = field(default_factory=set)
+    """Nodes that hold nothing from which differences go on."""
+    serve_at: float = 0.0
+    """When they are served, together."""
+    whole: Offer | None = None
+    """What they are given, while somebody takes it."""
+    whole_used_at: float = 0.0
+    _differences: deque[Offer] = field(default_factory=deque)
+    _bytes: int = 0
+
+    def hold(self, checkpoint: Checkpoint, digest: str, newest: tuple[str, int]) -> None:
+        """Note what the tier's nodes hold from now on."""
+        self.held, self.digest, self.newest = checkpoint, digest, newest
+
+    def offer(
+        self, cell: str, seq: int, content: bytes, base: str, model: str, due_at: float
+    ) -> Offer:
+        """Wrap up a content in this tier's chunks."""
+        begin = Begin(
+            node=cell,
+            seq=seq,
+            size_bytes=len(content),
+            chunk_bytes=self.tier.chunk_bytes,
+            digest=content_digest(content),
+        )
+        return Offer(begin, content, base, model, due_at)
+
+    def remember(self, difference: Offer) -> None:
+        """Keep a difference that was broadcast, and as many before as one model has bytes."""
+        assert self.held is not None, "a difference leads to a model"
+        self._differences.append(difference)
+        self._bytes += len(difference.content)
+        while self._bytes > FLOAT_BYTES * self.held.vector.size and len(self._differences) > 1:
+            self._bytes -= len(self._differences.popleft().content)
+
+    def restart(self) -> None:
+        """Forget the differences: the tier starts anew from a whole model."""
+        self._differences.clear()
+        self._bytes = 0
+        if self.whole is not None and self.whole.model != self.digest:
+            self.whole = None
+
+    def after(self, model: str) -> Offer | None:
+        """Return the difference that leads on from ``model``."""
+        return next((each for each in self._differences if each.base == model), None)
+
+    def find(self, seq: int) -> Offer | None:
+        """Return what is on offer under this number."""
+        if self.whole is not None and self.whole.begin.seq == seq:
+            return self.whole
+        return next((each for each in self._differences if each.begin.seq == seq), None)
+
+    @property
+    def offers_whole(self) -> bool:
+        """Whether ``whole`` still leads to what the tier holds."""
+        whole = self.whole
+        return whole is not None and (
+            whole.model == self.digest or self.after(whole.model) is not None
+        )
