@@ -48,7 +48,7 @@ class Measure:
     kept: int
     bytes_per_kept: float
     index_over_entropy: float | None
-    """Bytes of the places over H(p)/p; None where all are kept."""
+    """Bytes of the places over those of their entropy; None where all are kept."""
     relative_error: float
     encode_x_memcpy: float
     merge_x_memcpy: float

@@ -1,5 +1,6 @@
 """The house rules that a machine can check."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,13 @@ def test_an_agent_and_a_gateway_never_import_torch() -> None:
 def _imports(path: Path) -> set[str]:
     words = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
     return {w[1].split(".")[0] for w in words if len(w) > 1 and w[0] in ("import", "from")}
+
+
+def test_every_test_that_a_promise_names_exists() -> None:
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", text))
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/*/test_*.py"))
+    defined = set(re.findall(r"^def (test_\w+)", sources, re.MULTILINE))
+
+    assert len(named) > 20
+    assert named <= defined

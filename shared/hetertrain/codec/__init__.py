@@ -7,8 +7,8 @@ to its next delta, so what a small budget leaves out arrives later (error feedba
 Everything here is a pure function of its arguments: the same delta gives the same bytes.
 """
 
+from hetertrain.codec import kernels
 from hetertrain.codec.encoder import encode
-from hetertrain.codec.kernels import accelerate
 from hetertrain.codec.merge import FRACTION_BITS, VALUE_MAX, add_into, decode_into
 from hetertrain.codec.payload import MINIMUM_BUDGET_BYTES, Decoded, Encoded, decode, parse
 
@@ -25,3 +25,16 @@ __all__ = [
     "encode",
     "parse",
 ]
+
+
+def accelerate() -> bool:
+    """Use machine code from now on, where numba is installed; return whether it is.
+
+    Costs about a second and 100 MB of memory, so a process asks for it that merges all day.
+    """
+    try:
+        from hetertrain.codec.kernels_numba import NumbaKernels
+    except ImportError:
+        return False
+    kernels.active = NumbaKernels()
+    return True

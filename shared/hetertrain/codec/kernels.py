@@ -1,7 +1,7 @@
 """The inner loops of the codec, over a run of at most 64 Ki values at a time, to stay in the cache.
 
 Written twice: here with numpy, and in ``kernels_numba`` as machine code, several times as fast for
-dense forms, which ``accelerate`` turns on where numba is installed (``pip install
+dense forms, which ``codec.accelerate`` turns on where numba is installed (``pip install
 hetertrain[fast]``). Both give the same bytes, on every machine: each operation is IEEE's, sums are
 added up in a fixed order (halves on halves), and nothing is fused.
 """
@@ -192,18 +192,4 @@ def _unpack(code: NDArray[np.uint8], num_values: int, bits: int) -> NDArray[np.i
 
 
 active: Kernels = NumpyKernels()
-"""The kernels in use."""
-
-
-def accelerate() -> bool:
-    """Use machine code from now on, where numba is installed; return whether it is.
-
-    Costs about a second and 100 MB of memory, so a process asks for it that merges all day.
-    """
-    global active  # noqa: PLW0603 (one choice for the process)
-    try:
-        from hetertrain.codec.kernels_numba import NumbaKernels
-    except ImportError:
-        return False
-    active = NumbaKernels()
-    return True
+"""The kernels in use; ``codec.accelerate`` changes them."""
