@@ -1,7 +1,7 @@
 """The inner loops of the codec, over a run of at most 64 Ki values at a time, to stay in the cache.
 
-Written twice: here with numpy, and in ``kernels_numba`` as machine code, several times as fast for
-dense forms, which ``codec.accelerate`` turns on where numba is installed (``pip install
+Written twice: here with numpy, and in ``kernels_numba`` as machine code, twice as fast for dense
+forms, which ``codec.accelerate`` turns on where numba is installed (``pip install
 hetertrain[fast]``). Both give the same bytes, on every machine: each operation is IEEE's, sums are
 added up in a fixed order (halves on halves), and nothing is fused.
 """

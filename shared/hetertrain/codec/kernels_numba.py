@@ -1,4 +1,4 @@
-"""The loops of ``kernels`` as machine code, by numba: the same bytes, several times as fast.
+"""The loops of ``kernels`` as machine code, by numba: the same bytes, faster.
 
 Only with the extra ``fast``: numba takes 200 MB of disk, and seconds to compile once. What makes
 these fast: magnitudes compared as integers, which processors do many at a time, and no branch in an
