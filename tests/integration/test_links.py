@@ -43,10 +43,8 @@ def test_the_tier_follows_a_link_from_64_kilobits_to_50_megabits_and_back(
             seen = []
             for _ in range(5):
                 pair.move()
-                size = pair.uplink.tier.budget_bytes(1.0, 0.5)
-                if name == "t0":
-                    size = min(size, UPDATE_BYTES_MAX)
-                pair.transfer(next(seqs), size)
+                most = UPDATE_BYTES_MAX if name == "t0" else TRANSFER_BYTES
+                pair.transfer(next(seqs), min(pair.uplink.tier.budget_bytes(1.0, 0.5), most))
                 seen.append(pair.uplink.tier.name)
             tiers[f"{name} {len(tiers)}"] = seen
         pair.run_until(lambda: pair.models[-1].version == pair.version, "the newest version")

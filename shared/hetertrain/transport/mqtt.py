@@ -246,6 +246,9 @@ class Connection(threading.Thread):
             self._on_event(Disconnected(f"{self._endpoint.host}:{self._endpoint.port}: {error}"))
             return False
         raw = self._client.socket()
+        if raw is not None:
+            # Else a chunk's last piece waits for the acknowledgement of the one before: 40 ms each.
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # type: ignore[attr-defined]  # paho's protocol type lacks it
         if self._endpoint.rate_bits_per_second and raw is not None:
             # A small receive buffer, so that the rate limit reaches back to the broker.
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)  # type: ignore[attr-defined]  # paho's protocol type lacks it
