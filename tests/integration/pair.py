@@ -19,8 +19,8 @@ from hetertrain.wire.contents import JobTerms
 from hetertrain.wire.downlink import ContentReceived, Downlink, DownlinkReady
 from hetertrain.wire.frames import Chunk, NodeState, unpack
 from hetertrain.wire.uplink import ModelReceived, Settled, Uplink, UplinkReady
+from tests.integration.waiting import wait_until
 
-WAIT_SECONDS = 60.0
 TERMS = JobTerms("layout", SYNC_PRESETS["sap"], WEIGHT_PRESETS["sap"], {0: Statistics()})
 
 
@@ -28,7 +28,14 @@ class Pair:
     """A node behind a proxy, and its aggregator."""
 
     def __init__(
-        self, host: str, port: int, proxy_port: int, tier: str, model_size: int, follows_link: bool
+        self,
+        host: str,
+        port: int,
+        proxy_port: int,
+        *,
+        tier: str,
+        model_size: int,
+        follows_link: bool = False,
     ) -> None:
         self.events: queue.Queue[tuple[str, mqtt.Event]] = queue.Queue()
         state = NodeState(
@@ -128,10 +135,7 @@ class Pair:
         assert self.contents[seq] == content
 
     def run_until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, f"waited {WAIT_SECONDS} s for {what}"
-            self.step()
+        wait_until(condition, what, meanwhile=self.step)
 
     def stop(self) -> None:
         self.node.stop()

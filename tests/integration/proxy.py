@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ BUFFER_BYTES = 16 * 1024
 class ShapingProxy:
     """Passes bytes on at ``bits_per_second`` in each direction; change it at any time."""
 
-    def __init__(self, host: str, port: int, bits_per_second: float) -> None:
+    def __init__(self, host: str, port: int, bits_per_second: float = math.inf) -> None:
         self.bits_per_second = bits_per_second
         self._upstream = (host, port)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -72,6 +73,7 @@ class ShapingProxy:
                 else:
                     self.bytes_down += len(piece)
         except OSError:
-            pass  # One end has gone; so goes the other.
-        for each in (source, target):
-            each.close()
+            return  # One end has gone; so goes the other.
+        finally:
+            source.close()
+            target.close()

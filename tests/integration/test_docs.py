@@ -8,10 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.integration.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -68,10 +69,11 @@ def test_documented_parts_train_together(block: str, tmp_path: Path) -> None:
     )
     history = tmp_path / "state" / "fleet" / "versions.jsonl"
     try:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not history.exists() or len(history.read_text().splitlines()) < 3:
-            assert time.monotonic() < deadline, "no versions"
-            time.sleep(0.2)
+        wait_until(
+            lambda: history.exists() and len(history.read_text().splitlines()) >= 3,
+            "three versions",
+            seconds=WAIT_SECONDS,
+        )
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(20)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ from hetertrain_cloud.driver import VERSIONS_FILE
 from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.fleet import Fleet, FleetPlan
 from hetertrain_lab.monitor import Monitor
+from tests.integration.waiting import wait_until
 
 pytestmark = pytest.mark.broker
-WAIT_SECONDS = 60.0
 
 
 class Watched:
@@ -59,13 +58,6 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         finally:
             fleet.stop()
             monitor.stop()
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {WAIT_SECONDS} s for: {what}"
-        time.sleep(0.1)
 
 
 def test_versions_go_on_when_a_vehicle_and_a_gateway_are_killed(watched: Watched) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hetertrain.core.tiers import TIERS
+from hetertrain.transport import mqtt
+from hetertrain.wire.uplink import Outgoing
 from hetertrain_lab.broker import EmbeddedBroker
 from tests.integration.pair import Pair
 from tests.integration.proxy import ShapingProxy
@@ -17,39 +22,46 @@ pytestmark = pytest.mark.broker
 UPDATE_BYTES_MAX = 24_000
 """On the thin link not the budget of a fast tier, which takes it minutes."""
 TRANSFER_BYTES = 1 << 20
+CUT_BITS_PER_SECOND = 16e6
 RESENT_MAX = 2
 
 
+Start = Callable[..., tuple[Pair, ShapingProxy]]
+
+
 @pytest.fixture
-def proxy(tmp_path: Path) -> Iterator[tuple[ShapingProxy, EmbeddedBroker]]:
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a pair on a link of some rate; it ends with the test."""
     with (
         EmbeddedBroker(tmp_path / "broker") as broker,
-        ShapingProxy(broker.host, broker.port, TIERS["t0"].rate_bits_per_second) as proxy,
+        ShapingProxy(broker.host, broker.port) as proxy,
+        ExitStack() as ends,
     ):
-        yield proxy, broker
+
+        def start(bits_per_second: float, **settings: Any) -> tuple[Pair, ShapingProxy]:
+            proxy.bits_per_second = bits_per_second
+            pair = Pair(broker.host, broker.port, proxy.port, **settings)
+            ends.callback(pair.stop)
+            return pair, proxy
+
+        yield start
 
 
-def test_the_tier_follows_a_link_from_64_kilobits_to_50_megabits_and_back(
-    proxy: tuple[ShapingProxy, EmbeddedBroker],
-) -> None:
-    shaping, broker = proxy
-    pair = Pair(broker.host, broker.port, shaping.port, "t0", 3_000, follows_link=True)
+def test_the_tier_follows_a_link_from_64_kilobits_to_50_megabits_and_back(start: Start) -> None:
+    pair, link = start(64e3, tier="t0", model_size=3_000, follows_link=True)
     tiers: dict[str, list[str]] = {}
     seqs = iter(range(100))
-    try:
-        pair.run_until(lambda: bool(pair.models), "the first model")
-        for name in ("t0", "t3", "t0"):
-            shaping.bits_per_second = TIERS[name].rate_bits_per_second
-            seen = []
-            for _ in range(5):
-                pair.move()
-                most = UPDATE_BYTES_MAX if name == "t0" else TRANSFER_BYTES
-                pair.transfer(next(seqs), min(pair.uplink.tier.budget_bytes(1.0, 0.5), most))
-                seen.append(pair.uplink.tier.name)
-            tiers[f"{name} {len(tiers)}"] = seen
-        pair.run_until(lambda: pair.models[-1].version == pair.version, "the newest version")
-    finally:
-        pair.stop()
+    pair.run_until(lambda: bool(pair.models), "the first model")
+    for name in ("t0", "t3", "t0"):
+        link.bits_per_second = TIERS[name].rate_bits_per_second
+        seen = []
+        for _ in range(5):
+            pair.move()
+            most = UPDATE_BYTES_MAX if name == "t0" else TRANSFER_BYTES
+            pair.transfer(next(seqs), min(pair.uplink.tier.budget_bytes(1.0, 0.5), most))
+            seen.append(pair.uplink.tier.name)
+        tiers[f"{name} {len(tiers)}"] = seen
+    pair.run_until(lambda: pair.models[-1].version == pair.version, "the newest version")
 
     for name, seen in tiers.items():
         settled = seen[2:]
@@ -64,20 +76,15 @@ def test_the_tier_follows_a_link_from_64_kilobits_to_50_megabits_and_back(
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 def test_an_upload_that_is_cut_goes_on_where_it_stood_and_counts_once(
-    proxy: tuple[ShapingProxy, EmbeddedBroker], share: float
+    start: Start, share: float
 ) -> None:
-    shaping, broker = proxy
-    shaping.bits_per_second = 16e6
-    pair = Pair(broker.host, broker.port, shaping.port, "t2", 1_000, follows_link=False)
-    try:
-        pair.run_until(lambda: bool(pair.models), "the first model")
-        begun = shaping.bytes_up
-        content = pair.offer(1, TRANSFER_BYTES)
-        pair.run_until(lambda: shaping.bytes_up - begun > share * TRANSFER_BYTES, "the cut")
-        shaping.cut()
-        pair.run_until(lambda: pair.settled == [1], "the verdict")
-    finally:
-        pair.stop()
+    pair, link = start(CUT_BITS_PER_SECOND, tier="t2", model_size=1_000)
+    pair.run_until(lambda: bool(pair.models), "the first model")
+    begun = link.bytes_up
+    content = pair.offer(1, TRANSFER_BYTES)
+    pair.run_until(lambda: link.bytes_up - begun > share * TRANSFER_BYTES, "the cut")
+    link.cut()
+    pair.run_until(lambda: pair.settled == [1], "the verdict")
 
     assert pair.contents == {1: content}
     assert pair.chunks_up.keys() == set(range(TRANSFER_BYTES // TIERS["t2"].chunk_bytes))
@@ -85,22 +92,41 @@ def test_an_upload_that_is_cut_goes_on_where_it_stood_and_counts_once(
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
-def test_a_download_that_is_cut_goes_on_where_it_stood(
-    proxy: tuple[ShapingProxy, EmbeddedBroker], share: float
-) -> None:
-    shaping, broker = proxy
-    shaping.bits_per_second = 16e6
-    size = TRANSFER_BYTES // 4
-    pair = Pair(broker.host, broker.port, shaping.port, "t2", size, follows_link=False)
-    try:
-        pair.run_until(lambda: shaping.bytes_down > share * TRANSFER_BYTES, "the cut")
-        assert not pair.models
-        shaping.cut()
-        pair.run_until(lambda: bool(pair.models), "the model")
-        pair.move()
-        pair.run_until(lambda: pair.models[-1].version == 1, "the next version")
-    finally:
-        pair.stop()
+def test_a_download_that_is_cut_goes_on_where_it_stood(start: Start, share: float) -> None:
+    pair, link = start(CUT_BITS_PER_SECOND, tier="t2", model_size=TRANSFER_BYTES // 4)
+    pair.run_until(lambda: link.bytes_down > share * TRANSFER_BYTES, "the cut")
+    assert not pair.models
+    link.cut()
+    pair.run_until(lambda: bool(pair.models), "the model")
+    pair.move()
+    pair.run_until(lambda: pair.models[-1].version == 1, "the next version")
 
     again = sum(times - 1 for times in pair.chunks_down.values())
     assert again <= RESENT_MAX + TIERS["t2"].window_chunks
+
+
+def test_topics_that_are_wanted_and_given_up_at_once_are_not_subscribed_to(
+    tmp_path: Path,
+) -> None:
+    with EmbeddedBroker(tmp_path / "broker") as broker:
+        events: queue.Queue[mqtt.Event] = queue.Queue()
+        endpoint = mqtt.Endpoint(host=broker.host, port=broker.port, client_id="n0")
+        connection = mqtt.Connection(endpoint, ("a",), events.put)
+        connection.resubscribe(("a", "b"))
+        connection.resubscribe(("a",))
+        connection.resubscribe(("a", "c"))
+        connection.start()
+        assert isinstance(events.get(timeout=10), mqtt.Connected)
+
+        connection.resubscribe(("a", "c", "d"))
+        connection.resubscribe(("a", "c"))
+        sent = tuple(Outgoing(topic, topic.encode()) for topic in ("b", "d", "a", "c"))
+        connection.publish(sent)
+        received: list[str] = []
+        while len(received) < 2:
+            event = events.get(timeout=10)
+            assert isinstance(event, mqtt.Received)
+            received.append(event.topic)
+        connection.stop()
+
+    assert sorted(received) == ["a", "c"]

@@ -9,8 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,11 +22,11 @@ from cryptography.x509.oid import NameOID
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.uplink import Outgoing
+from tests.integration.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 CONFIGURATION = Path(__file__).resolve().parents[2] / "broker_cfg"
 NODES = ("aggregator", "edge-1", "car-1", "hostile")
-WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -117,13 +116,6 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 def is_open(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {WAIT_SECONDS} s for: {what}"
-        time.sleep(0.1)
 
 
 def test_a_fleet_trains_over_tls_with_the_shipped_access_rights(

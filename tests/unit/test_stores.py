@@ -118,13 +118,14 @@ def test_a_directory_of_state_has_one_owner_though_it_be_paused(tmp_path: Path) 
         [
             sys.executable,
             "-c",
-            "import sys, time, pathlib\n"
+            "import sys, pathlib\n"
             "from hetertrain.transport.database import own_directory\n"
             "owner = own_directory(pathlib.Path(sys.argv[1]))\n"
             "print('owns', flush=True)\n"
-            "time.sleep(60)\n",
+            "sys.stdin.read()\n",
             str(tmp_path),
         ],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     try:

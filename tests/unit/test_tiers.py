@@ -39,6 +39,15 @@ def test_one_measurement_over_many_chunks_is_enough() -> None:
     assert follow(BandwidthEstimator(TIERS, TIERS["t2"]), 48 * MEGA, num_chunks=5) == ["t3"]
 
 
+def test_a_node_that_may_not_move_remembers_no_more_than_it_needs() -> None:
+    estimator = BandwidthEstimator(TIERS, TIERS["t0"])
+
+    for _ in range(100):
+        assert estimator.measured(90 * MEGA, 8) == TIERS["t3"]
+
+    assert len(estimator._agreeing) <= 2
+
+
 @pytest.mark.parametrize("start", TIERS)
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_steady_link_is_in_its_tier_within_three_transfers(start: str, tier: str) -> None:

@@ -193,7 +193,6 @@ class Tier1:
     """Nodes of one tier, and what each is sent, alone or with the others."""
 
     def __init__(self, num_nodes: int, queue_max: int = 1 << 30) -> None:
-        self.random = random.Random(1)
         self.now = 0.0
         self.queue_max = queue_max
         self.aggregator = Downlink("job", "cloud")
@@ -275,6 +274,21 @@ def test_a_node_that_missed_versions_is_given_just_those() -> None:
 
     assert cell.held("n1") == cell.held("n0")
     assert 0 < cell.bytes_alone["n1"] < 4 * cell.vector.size
+
+
+def test_a_version_that_changed_nothing_leads_no_node_in_a_circle() -> None:
+    cell = Tier1(3)
+    cell.online.remove("n1")
+    for _ in range(3):
+        cell.version += 1  # The same model again: its difference leads from it to itself.
+        cell.release()
+        cell.run(2.0)
+    cell.move()
+    cell.online.append("n1")
+    cell.run(20.0)
+
+    assert cell.held("n1") == cell.held("n0")
+    assert cell.models["n1"][-1].version == cell.version
 
 
 @pytest.mark.parametrize("queue_max", [3, 10])

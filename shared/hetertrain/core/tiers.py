@@ -7,6 +7,7 @@ link.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -67,8 +68,8 @@ class BandwidthEstimator:
     """The moving average, for people; 0: nothing measured yet."""
     _direction: int = 0
     """Whether what was measured last asks for a faster (1) or a slower tier (-1)."""
-    _agreeing: list[float] = field(default_factory=list)
-    """What was measured in a row in that direction."""
+    _agreeing: deque[float] = field(default_factory=lambda: deque(maxlen=VOTES))
+    """What was measured last, in a row, in that direction."""
     _votes: int = 0
 
     def measured(self, bits_per_second: float, num_chunks: int) -> Tier:

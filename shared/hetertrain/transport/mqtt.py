@@ -175,10 +175,10 @@ class Connection(threading.Thread):
     def resubscribe(self, subscriptions: tuple[str, ...]) -> None:
         """Subscribe to these topics and no others; any thread may call it. Never blocks."""
         with self._lock:
-            added = set(subscriptions) - set(self._subscriptions)
+            added = {*self._added, *subscriptions} - (set(self._subscriptions) - set(self._added))
             self._given_up |= set(self._subscriptions) - set(subscriptions)
             self._given_up -= set(subscriptions)
-            self._added = (*self._added, *sorted(added))
+            self._added = tuple(topic for topic in subscriptions if topic in added)
             self._subscriptions = subscriptions
         self._wake()
 

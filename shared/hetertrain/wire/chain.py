@@ -9,7 +9,6 @@ at a time as it asks for them, so they crowd out nobody's link and pass any queu
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -70,7 +69,8 @@ class Chain:
     whole: Offer | None = None
     """What they are given, while somebody takes it."""
     whole_used_at: float = 0.0
-    _differences: deque[Offer] = field(default_factory=deque)
+    _differences: dict[str, Offer] = field(default_factory=dict)
+    """By the model that each leads on from, the oldest first."""
     _bytes: int = 0
 
     def hold(self, checkpoint: Checkpoint, digest: str, newest: tuple[str, int]) -> None:
@@ -91,12 +91,21 @@ class Chain:
         return Offer(begin, content, base, model, due_at)
 
     def remember(self, difference: Offer) -> None:
-        """Keep a difference that was broadcast, and as many before as one model has bytes."""
+        """Keep a difference that was broadcast, and as many before as one model has bytes.
+
+        A budget that holds no value gives a difference that leads nowhere; the next one from the
+        same model takes its place, else a node would be led in a circle.
+        """
         assert self.held is not None, "a difference leads to a model"
-        self._differences.append(difference)
+        self._drop(difference.base)
+        self._differences[difference.base] = difference
         self._bytes += len(difference.content)
         while self._bytes > FLOAT_BYTES * self.held.vector.size and len(self._differences) > 1:
-            self._bytes -= len(self._differences.popleft().content)
+            self._drop(next(iter(self._differences)))
+
+    def _drop(self, base: str) -> None:
+        dropped = self._differences.pop(base, None)
+        self._bytes -= 0 if dropped is None else len(dropped.content)
 
     def restart(self) -> None:
         """Forget the differences: the tier starts anew from a whole model."""
@@ -107,13 +116,14 @@ class Chain:
 
     def after(self, model: str) -> Offer | None:
         """Return the difference that leads on from ``model``."""
-        return next((each for each in self._differences if each.base == model), None)
+        return self._differences.get(model)
 
     def find(self, seq: int) -> Offer | None:
         """Return what is on offer under this number."""
         if self.whole is not None and self.whole.begin.seq == seq:
             return self.whole
-        return next((each for each in self._differences if each.begin.seq == seq), None)
+        found = (each for each in self._differences.values() if each.begin.seq == seq)
+        return next(found, None)
 
     @property
     def offers_whole(self) -> bool:
