@@ -98,6 +98,20 @@ def test_a_synchronous_node_holds_after_its_update_until_the_next_version() -> N
     assert worker.handle(model(1), 12.0).train is not None
 
 
+@pytest.mark.parametrize("outcome", [Outcome.REJECTED, Outcome.QUARANTINED])
+def test_a_synchronous_node_whose_update_was_refused_makes_another(outcome: Outcome) -> None:
+    """Else the version that waits for it would wait until its deadline."""
+    worker = make_worker(SYNC_PRESETS["fedavg"])
+    worker.handle(model(0), 10.0)
+    ready = worker.handle(trained(1.0, steps=20), 11.0)
+    assert ready.publish is not None
+
+    again = worker.handle(settled(worker, ready.publish.payload, outcome), 11.5)
+
+    assert again.train is not None
+    assert worker.handle(trained(1.0, steps=20), 12.5).publish is not None
+
+
 def test_a_sync_makes_it_flush_hold_and_start_fresh_from_the_syncs_model() -> None:
     worker = make_worker()
     worker.handle(model(0), 10.0)

@@ -185,8 +185,15 @@ class Worker:
             self._step_seconds = event.seconds / event.steps
 
     def _settle(self, verdict: Verdict, payload: bytes, now: float) -> None:
-        """End the flight; a delta refused as too old returns, damped, to the unsent progress."""
+        """End the flight; a delta refused as too old returns, damped, to the unsent progress.
+
+        A node that holds for the next version while its update was refused trains on: the version
+        waits for an update of it.
+        """
         self.is_in_flight = False
+        is_refused = verdict.outcome in (Outcome.REJECTED, Outcome.QUARANTINED)
+        if is_refused and self.state is State.HOLDING and self._sync is None:
+            self._resume()
         if verdict.hold_until_clock > self._slowest:
             self._hold_until_clock = verdict.hold_until_clock
             self._hold_until = now + self.policy.hold_seconds
