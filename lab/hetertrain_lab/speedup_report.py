@@ -89,8 +89,8 @@ def write_speedup_page(
     directory.mkdir(parents=True, exist_ok=True)
     title = "Time to accuracy"
     parts = [
-        f"<h1>{title}</h1><p>Virtual clock; medians over seeds; learning rate and one rule of "
-        "each policy tuned with a seed that does not report.</p>"
+        f"<h1>{title}</h1><p>Virtual clock; medians over seeds; learning rate and rules of each "
+        "policy tuned with seeds that do not report.</p>"
     ]
     for scenario in figures:
         mine = [entry for entry in entries if entry.scenario == scenario]
