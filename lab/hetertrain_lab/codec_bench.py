@@ -2,8 +2,9 @@
 takes in the same run, and against the entropy of the places.
 
 Times are medians of pairs: each measured call stands beside a copy of the dense vector, so that a
-busy machine slows both. *Encode* is error feedback whole: the residual is added to the delta, the
-sum encoded, and what was sent subtracted again. *Merge* decodes a payload into fixed-point sums.
+busy machine slows both. *Encode* is from a delta to bytes; *feedback* is error feedback whole: the
+residual is added to the delta, the sum encoded, and what was sent subtracted again. *Merge* decodes
+a payload into fixed-point sums.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ class Measure:
     """Bytes of the places over those of their entropy; None where all are kept."""
     relative_error: float
     encode_x_memcpy: float
+    feedback_x_memcpy: float
     merge_x_memcpy: float
     encode_gigabytes_per_second: float
-    """Of dense float32."""
+    """Of dense float32, without the feedback."""
 
 
 def run_codec(*, is_quick: bool, on_progress: Callable[[float], None]) -> dict[str, list[Measure]]:
@@ -80,6 +82,7 @@ def figures(measures: list[Measure]) -> dict[str, float]:
     assert sparse.index_over_entropy is not None, "a sparse form has places"
     return {
         "encode_1pct_x_memcpy": sparse.encode_x_memcpy,
+        "feedback_1pct_x_memcpy": sparse.feedback_x_memcpy,
         "merge_1pct_x_memcpy": sparse.merge_x_memcpy,
         "dense_int8_encode_x_memcpy": by_form["dense, 8 bits"].encode_x_memcpy,
         "dense_int4_encode_x_memcpy": by_form["dense, 4 bits"].encode_x_memcpy,
@@ -157,7 +160,7 @@ def _measure_form(
     copy = np.empty_like(delta)
     sums = np.zeros(delta.size, np.int64)
 
-    def encode() -> None:
+    def feedback() -> None:
         np.add(delta, residual, out=work)
         codec.encode(work, budget, bits=bits).decoded.subtract_from(work)
 
@@ -165,7 +168,10 @@ def _measure_form(
         codec.decode_into(sums, encoded.payload, 0.5)
 
     copying = partial(np.copyto, copy, delta)
-    encode_ratio, seconds = _paired(encode, copying, repeats)
+    encode_ratio, seconds = _paired(
+        partial(codec.encode, delta, budget, bits=bits), copying, repeats
+    )
+    feedback_ratio, _ = _paired(feedback, copying, repeats)
     merge_ratio, _ = _paired(merge, copying, repeats)
     rest = delta.copy()
     decoded.subtract_from(rest)
@@ -178,6 +184,7 @@ def _measure_form(
         index_over_entropy=None if decoded.indices is None else _over_entropy(decoded),
         relative_error=round(float(np.linalg.norm(rest) / np.linalg.norm(delta)), 4),
         encode_x_memcpy=round(encode_ratio, 3),
+        feedback_x_memcpy=round(feedback_ratio, 3),
         merge_x_memcpy=round(merge_ratio, 3),
         encode_gigabytes_per_second=round(delta.nbytes / seconds / 1e9, 3),
     )
@@ -192,7 +199,7 @@ def _over_entropy(decoded: codec.Decoded) -> float:
 
 
 def _paired(
-    call: Callable[[], None], copying: Callable[[], None], repeats: int
+    call: Callable[[], object], copying: Callable[[], None], repeats: int
 ) -> tuple[float, float]:
     """Return the median ratio of the times of ``call`` and ``copying``, and the median time."""
     ratios, times = [], []
@@ -206,7 +213,7 @@ def _paired(
     return median(ratios), median(times)
 
 
-def _seconds(call: Callable[[], None]) -> float:
+def _seconds(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
@@ -223,6 +230,7 @@ def codec_rows(kind: str, measures: list[Measure]) -> Rows:
         "error",
         "encode × memcpy",
         "GB/s",
+        "feedback × memcpy",
         "merge × memcpy",
     )
     lines: list[tuple[str, ...]] = [
@@ -235,6 +243,7 @@ def codec_rows(kind: str, measures: list[Measure]) -> Rows:
             f"{m.relative_error:.3f}",
             f"{m.encode_x_memcpy:.2f}",
             f"{m.encode_gigabytes_per_second:.2f}",
+            f"{m.feedback_x_memcpy:.2f}",
             f"{m.merge_x_memcpy:.2f}",
         )
         for m in measures

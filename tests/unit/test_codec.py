@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from numpy.typing import NDArray
 
 from hetertrain import codec
@@ -31,6 +32,17 @@ def sparse_payload(
 ) -> bytes:
     kept = len(levels) if count is None else count
     return HEADER.pack(2, SPARSE, bits, 0, size, kept) + struct.pack("<f", scale) + levels + gaps
+
+
+def shortened_payload(frame: bytes) -> bytes:
+    return HEADER.pack(2, DENSE, 8, 1, 9, 9) + struct.pack("<f", 1.0) + frame
+
+
+def few_large_delta(size: int = 256) -> NDArray[np.float32]:
+    """Most values are small in their block, so their levels take few bits."""
+    delta = random_delta(size)
+    delta[::97] *= 40
+    return delta
 
 
 def form_of(encoded: codec.Encoded) -> tuple[int, int]:
@@ -151,6 +163,18 @@ def test_levels_of_every_length_survive_packing(bits: int, size: int) -> None:
     assert np.array_equal(np.sign(encoded.decoded.values()), np.sign(delta)) or bits >= 4
 
 
+@pytest.mark.parametrize(("bits", "saved"), [(8, 0.15), (4, 0.3)])
+def test_levels_that_are_mostly_small_are_shortened(bits: int, saved: float) -> None:
+    delta = few_large_delta(50_000)
+    plain_bytes = codec.MINIMUM_BUDGET_BYTES + 4 * 196 + delta.size * bits // 8
+
+    encoded = codec.encode(delta, plain_bytes, bits=bits)
+
+    assert len(encoded.payload) < (1 - saved) * plain_bytes
+    decoded = codec.decode(encoded.payload, delta.size)
+    assert decoded.tobytes() == encoded.decoded.dense().tobytes()
+
+
 def test_the_largest_values_are_kept_and_ties_go_to_the_lower_index() -> None:
     delta = np.zeros(1000, np.float32)
     delta[[900, 5, 400]] = 1
@@ -249,6 +273,7 @@ def every_form() -> dict[str, bytes]:
         forms[f"dense {bits}"] = codec.encode(small, 70, bits=bits).payload
         forms[f"sparse {bits}"] = codec.encode(small, 23, bits=bits).payload
     forms["wide gaps"] = codec.encode(wide, 30).payload
+    forms["shortened"] = codec.encode(few_large_delta(), 300, bits=8).payload
     return forms | {
         path.stem: path.read_bytes() for path in GOLDEN.glob("codec_1_sparse_*wide.bin")
     }
@@ -317,7 +342,15 @@ def assert_refused_or_valid(payload: bytes, size: int) -> None:
         pytest.param(HEADER.pack(3, SPARSE, 8, 0, 9, 0), id="version unknown"),
         pytest.param(HEADER.pack(0, SPARSE, 8, 0, 9, 0), id="version 0"),
         pytest.param(HEADER.pack(2, 2, 8, 0, 9, 0), id="form unknown"),
-        pytest.param(HEADER.pack(2, SPARSE, 8, 1, 9, 0), id="reserved bits set"),
+        pytest.param(HEADER.pack(2, SPARSE, 8, 1, 9, 0), id="sparse, shortened"),
+        pytest.param(shortened_payload(b"no frame"), id="no frame of zstd"),
+        pytest.param(shortened_payload(zstandard.compress(bytes(8))), id="a level too few"),
+        pytest.param(shortened_payload(zstandard.compress(bytes(1 << 30))), id="bomb"),
+        pytest.param(
+            shortened_payload(zstandard.compress(bytes(9)) + b"\0"), id="behind the frame"
+        ),
+        pytest.param(HEADER.pack(2, DENSE, 32, 1, 9, 9) + bytes(36), id="float32, shortened"),
+        pytest.param(HEADER.pack(2, DENSE, 8, 2, 9, 9) + bytes(13), id="packing unknown"),
         pytest.param(HEADER.pack(2, SPARSE, 8, 0, 8, 0), id="other size"),
         pytest.param(HEADER.pack(1, 3, 0, 0, 9, 0), id="kind of version 1 unknown"),
         pytest.param(HEADER.pack(1, 2, 8, 0, 9, 0), id="reserved bits of version 1 set"),

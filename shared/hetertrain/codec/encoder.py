@@ -66,7 +66,6 @@ def _encode_as(
     chosen: Plan, delta: NDArray[np.float32], sampled: NDArray[np.float32], body_bytes: int
 ) -> Encoded:
     if chosen.form is Form.DENSE:
-        check_finite(delta)
         return _encode_dense(delta, chosen.bits)
     return _encode_sparse(delta, sampled, chosen, body_bytes)
 
@@ -80,6 +79,7 @@ def _lost(delta: NDArray[np.float32], decoded: Decoded) -> float:
 def _encode_dense(delta: NDArray[np.float32], bits: int) -> Encoded:
     if bits < FLOAT_BITS:
         return pack(Decoded(None, quantise(delta, bits), delta.size))
+    check_finite(delta)
     code = delta.astype("<f4").view(np.uint8)
     return pack(Decoded(None, Levels(delta.size, bits, np.empty(0, np.float32), code), delta.size))
 

@@ -1,4 +1,4 @@
-"""The inner loops of the codec, over a run of at most 64 Ki values at a time, to stay in the cache.
+"""The inner loops of the codec, over a run of 64 Ki values at a time, to stay in the cache.
 
 Written twice: here with numpy, and in ``kernels_numba`` as machine code, twice as fast for dense
 forms, which ``codec.accelerate`` turns on where numba is installed (``pip install
@@ -40,7 +40,7 @@ class Kernels(Protocol):
         scales: NDArray[np.float32],
         code: NDArray[np.uint8],
     ) -> None:
-        """Write the scales and packed levels of finite values."""
+        """Write the scales and packed levels; where a value is not finite, nor is its scale."""
 
     def dequantise(
         self,
@@ -66,7 +66,11 @@ class NumpyKernels:
 
     def above(self, bits: NDArray[np.uint32], threshold: np.uint32) -> NDArray[np.int64]:
         """See ``Kernels``."""
-        return np.flatnonzero((bits & MAGNITUDE_BITS) >= threshold)
+        found = []
+        for start in range(0, bits.size, RUN_VALUES):
+            run = bits[start : start + RUN_VALUES]
+            found.append(np.flatnonzero((run & MAGNITUDE_BITS) >= threshold) + start)
+        return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def quantise(
         self,
@@ -124,7 +128,7 @@ def _scales(blocks: NDArray[np.float32], num_values: int, bits: int) -> NDArray[
         counts = np.full(len(blocks), BLOCK_VALUES, np.float64)
         counts[-1] -= len(blocks) * BLOCK_VALUES - num_values
         scales = (sums[:, 0] / counts * SPACING[bits]).astype(np.float32)
-    scales[scales > SCALE_MAX] = SCALE_MAX
+    scales[(scales > SCALE_MAX) & (scales < np.inf)] = SCALE_MAX
     return scales
 
 

@@ -1,8 +1,8 @@
 """The loops of ``kernels`` as machine code, by numba: the same bytes, faster.
 
 Only with the extra ``fast``: numba takes 200 MB of disk, and seconds to compile once. What makes
-these fast: magnitudes compared as integers, which processors do many at a time, and no branch in an
-inner loop. ``fastmath`` stays off, so that no operation is reordered or fused.
+these fast: magnitudes compared as signed integers, which processors do many at a time, and no
+branch in an inner loop. ``fastmath`` stays off, so that no operation is reordered or fused.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from hetertrain.codec.kernels import (
     BLOCK_VALUES,
     LEVEL_MAX,
     MAGNITUDE_BITS,
+    RUN_VALUES,
     SCALE_MAX,
     SPACING,
 )
 
 _compiled = numba.njit(cache=True, nogil=True)
+_SIGNED_MAGNITUDE_BITS = np.int32(MAGNITUDE_BITS)
 
 
 class NumbaKernels:
@@ -27,10 +29,9 @@ class NumbaKernels:
 
     def above(self, bits: NDArray[np.uint32], threshold: np.uint32) -> NDArray[np.int64]:
         """See ``Kernels``."""
-        flags = np.zeros(-(-bits.size // 8) * 8, np.uint8)
-        _compare(bits, threshold, flags)
-        places = np.empty(flags.size + 1, np.int64)
-        return places[: _places(flags, places)].copy()
+        # Room for all; the system gives memory to what is written only.
+        places = np.empty(bits.size + 8, np.int64)
+        return places[: _above(bits, threshold, places)].copy()
 
     def quantise(
         self,
@@ -41,7 +42,7 @@ class NumbaKernels:
     ) -> None:
         """See ``Kernels``."""
         if bits >= 4:
-            _scales_of_peaks(values.view(np.uint32), np.float32(LEVEL_MAX[bits]), scales)
+            _scales_of_peaks(values.view(np.int32), np.float32(LEVEL_MAX[bits]), scales)
         else:
             _scales_of_means(values, SPACING[bits], scales)
         _quantise(values, bits, LEVEL_MAX[bits], scales, code)
@@ -62,35 +63,39 @@ class NumbaKernels:
 
 
 @_compiled
-def _compare(bits: NDArray[np.uint32], threshold: np.uint32, flags: NDArray[np.uint8]) -> None:
-    for i in range(bits.size):
-        flags[i] = (bits[i] & MAGNITUDE_BITS) >= threshold
-
-
-@_compiled
-def _places(flags: NDArray[np.uint8], places: NDArray[np.int64]) -> int:
-    """Write where ``flags``, of whole words, are set; look at eight together first."""
+def _above(bits: NDArray[np.uint32], threshold: np.uint32, places: NDArray[np.int64]) -> int:
+    """Write where magnitudes are large, and return how many are; look at eight together first."""
     found = 0
+    flags = np.empty(RUN_VALUES, np.uint8)
     words = flags.view(np.uint64)
-    for word in range(words.size):
-        if words[word]:
-            for i in range(8 * word, 8 * word + 8):
-                places[found] = i
-                found += flags[i]
+    for start in range(0, bits.size, RUN_VALUES):
+        run = bits[start : start + RUN_VALUES]
+        num_words = (run.size + 7) // 8
+        flags[run.size : 8 * num_words] = 0
+        for i in range(run.size):
+            flags[i] = (run[i] & MAGNITUDE_BITS) >= threshold
+        for word in range(num_words):
+            if words[word]:
+                for i in range(8 * word, 8 * word + 8):
+                    places[found] = start + i
+                    found += flags[i]
     return found
 
 
 @_compiled
 def _scales_of_peaks(
-    bits: NDArray[np.uint32], level_max: np.float32, scales: NDArray[np.float32]
+    bits: NDArray[np.int32], level_max: np.float32, scales: NDArray[np.float32]
 ) -> None:
-    peaks = scales.view(np.uint32)
+    peaks = scales.view(np.int32)
     for block in range(scales.size):
-        peak = np.uint32(0)
-        for bit in bits[block * BLOCK_VALUES : (block + 1) * BLOCK_VALUES]:
-            peak = max(peak, bit & MAGNITUDE_BITS)
+        peak = np.int32(0)
+        rows = bits[block * BLOCK_VALUES : (block + 1) * BLOCK_VALUES]
+        for i in range(rows.size):
+            peak = max(peak, np.int32(rows[i] & _SIGNED_MAGNITUDE_BITS))
         peaks[block] = peak
-        scales[block] = min(scales[block] / level_max, SCALE_MAX)
+    for block in range(scales.size):
+        scale = scales[block] / level_max
+        scales[block] = SCALE_MAX if SCALE_MAX < scale < np.inf else scale
 
 
 @_compiled

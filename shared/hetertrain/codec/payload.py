@@ -2,14 +2,15 @@
 
 A payload is a header and a body, all little-endian, and says all that a reader needs::
 
-    header  version u8 = 2 · form u8 · bits u8 · reserved u8 = 0 · size u32 · count u32
+    header  version u8 = 2 · form u8 · bits u8 · packing u8 · size u32 · count u32
     DENSE   values (count x float32) if bits = 32, else scales · packed levels     count = size
+            packing 1: the levels are one frame of zstd (``entropy``); else it is 0
     SPARSE  scales (float32) · packed levels · Rice-coded gaps (``indices``)
 
 ``size`` is the length of the vector, ``count`` how many of its values are kept, ``bits`` those of a
-level (``quantise``). The length of a body is checked against them before anything is allocated, so
-reading takes memory and time in proportion to the payload's length and to the ``size`` that the
-reader expects, whatever it says.
+level (``quantise``). The length of a body, and that of a frame, is checked against them
+before anything is allocated, so reading takes memory and time in proportion to the payload's length
+and to the ``size`` that the reader expects, whatever it says.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from hetertrain.codec.entropy import restore, shorten
 from hetertrain.codec.indices import SIZE_MAX, decode_gaps
 from hetertrain.codec.kernels import SCALE_MAX, packed_bytes
 from hetertrain.codec.quantise import BITS, FLOAT_BITS, SCALE_BYTES, Levels, scale_count
@@ -48,6 +50,13 @@ class Form(IntEnum):
     SPARSE = 1
 
 
+class Packing(IntEnum):
+    """Whether the levels of a dense form went through the entropy stage."""
+
+    PLAIN = 0
+    ZSTD = 1
+
+
 @dataclass(slots=True)
 class Decoded:
     """The finite values that a payload keeps of a vector of ``size``; all others are zero.
@@ -61,7 +70,6 @@ class Decoded:
     levels: Levels
     size: int
     _norm: float | None = None
-    _peak: float = 0.0
 
     @property
     def num_kept(self) -> int:
@@ -70,20 +78,18 @@ class Decoded:
 
     def norm(self) -> float:
         """Return the Euclidean length, summed in float64."""
-        return self._measure()[0]
-
-    def peak(self) -> float:
-        """Return the largest magnitude, 0 if no value is kept."""
-        return self._measure()[1]
-
-    def _measure(self) -> tuple[float, float]:
         if self._norm is None:
             energy = 0.0
             for _, values in self.levels.runs():
                 energy += float(np.square(values, dtype=np.float64).sum())
-                self._peak = max(self._peak, float(values.max()), -float(values.min()))
             self._norm = energy**0.5
-        return self._norm, self._peak
+        return self._norm
+
+    def peak(self) -> float:
+        """Return the largest magnitude that the scales allow, which an encoder's levels reach; of
+        float32 values the largest there is; 0 if no value is kept.
+        """
+        return self.levels.peak()
 
     def values(self) -> NDArray[np.float32]:
         """Return the values that are kept, shape (kept,)."""
@@ -124,10 +130,15 @@ class Encoded:
 def pack(decoded: Decoded, gaps: bytes = b"") -> Encoded:
     """Write a payload of these levels, and of their Rice-coded places if it is sparse."""
     levels = decoded.levels
-    form = Form.DENSE if decoded.indices is None else Form.SPARSE
-    header = _HEADER.pack(CODEC_VERSION, form, levels.bits, 0, decoded.size, levels.size)
+    form, packing, code = Form.SPARSE, Packing.PLAIN, levels.code.data
+    if decoded.indices is None:
+        form = Form.DENSE
+        frame = shorten(levels.code) if levels.bits < FLOAT_BITS else None
+        if frame is not None:
+            packing, code = Packing.ZSTD, memoryview(frame)
+    header = _HEADER.pack(CODEC_VERSION, form, levels.bits, packing, decoded.size, levels.size)
     scales = levels.scales.astype(LITTLE_FLOAT, copy=False)
-    return Encoded(b"".join((header, scales.data, levels.code.data, gaps)), decoded)
+    return Encoded(b"".join((header, scales.data, code, gaps)), decoded)
 
 
 def decode(payload: bytes | memoryview, size: int) -> NDArray[np.float32]:
@@ -149,44 +160,51 @@ def parse(payload: bytes | memoryview, size: int) -> Decoded:
         PayloadError: the payload is malformed, or not of a vector of ``size``.
     """
     code = memoryview(payload).cast("B")
-    version, form, bits, count = _read_header(code, size)
+    version, form, bits, packing, count = _read_header(code, size)
     body = np.frombuffer(code, np.uint8)[_HEADER.size :]
     num_scales = 0 if bits == FLOAT_BITS else scale_count(count)
-    levels_start = num_scales * SCALE_BYTES
-    gaps_start = levels_start + packed_bytes(count, bits)
-    # A kept value has one bit of its gap at least.
-    least = gaps_start + (-(-count // 8) if form is Form.SPARSE else 0)
-    most = body.size if form is Form.SPARSE else gaps_start
+    levels_start, level_bytes = num_scales * SCALE_BYTES, packed_bytes(count, bits)
+    least = most = levels_start + level_bytes
+    if packing is Packing.ZSTD:
+        least = levels_start
+    elif form is Form.SPARSE:
+        # A kept value has one bit of its gap at least.
+        least, most = least + -(-count // 8), body.size
     if not least <= body.size <= most:
-        raise PayloadError(f"expected a body of {least} bytes or more, found {body.size}")
+        raise PayloadError(f"expected a body of {least} to {most} bytes, found {body.size}")
     scales = body[:levels_start].view(LITTLE_FLOAT).astype(np.float32)
     # Written so that NaN is refused too.
     if not np.all((scales >= 0) & (scales <= SCALE_MAX)):
         raise PayloadError(f"a scale is outside 0 … {SCALE_MAX}")
-    levels = Levels(count, bits, scales, body[levels_start:gaps_start].copy())
+    if packing is Packing.ZSTD:
+        level_code = restore(body[levels_start:], level_bytes)
+    else:
+        level_code = body[levels_start : levels_start + level_bytes].copy()
+    levels = Levels(count, bits, scales, level_code)
     if bits == FLOAT_BITS and above(levels.code.view(LITTLE_FLOAT), INFINITY_BITS).size:
         raise PayloadError("a value is not finite")
     if form is Form.DENSE:
         return Decoded(None, levels, size)
     decode_indices = decode_gaps if version > 1 else decode_leb128
-    return Decoded(decode_indices(body[gaps_start:], count, size), levels, size)
+    gaps = body[levels_start + level_bytes :]
+    return Decoded(decode_indices(gaps, count, size), levels, size)
 
 
-def _read_header(code: memoryview, size: int) -> tuple[int, Form, int, int]:
-    """Return version, form, bits of a level, and how many values are kept."""
+def _read_header(code: memoryview, size: int) -> tuple[int, Form, int, Packing, int]:
+    """Return version, form, bits of a level, packing, and how many values are kept."""
     if not 0 <= size <= SIZE_MAX:
         raise ValueError(f"size must be in 0 … {SIZE_MAX}, got {size}")
     if code.nbytes < _HEADER.size:
         raise PayloadError(f"expected a header of {_HEADER.size} bytes, found {code.nbytes}")
-    version, form_code, bits, reserved, found_size, count = _HEADER.unpack_from(code)
-    if not 1 <= version <= CODEC_VERSION or reserved:
+    version, form_code, bits, packing, found_size, count = _HEADER.unpack_from(code)
+    if not 1 <= version <= CODEC_VERSION or packing > Packing.ZSTD:
         raise PayloadError(
-            f"codec version {version}, reserved {reserved}: this node reads versions 1 to "
+            f"codec version {version}, packing {packing}: this node reads versions 1 to "
             f"{CODEC_VERSION}; upgrade it first"
         )
     if version == 1:
-        if bits or form_code >= len(_VERSION_1_BITS):
-            raise PayloadError(f"version 1 has no kind {form_code} with reserved {bits}")
+        if bits or packing or form_code >= len(_VERSION_1_BITS):
+            raise PayloadError(f"version 1 has no kind {form_code}, reserved {bits}, {packing}")
         bits, form_code = _VERSION_1_BITS[form_code], form_code // 2
     if form_code > Form.SPARSE or not _has_form(Form(form_code), bits):
         raise PayloadError(f"form {form_code} with {bits} bits a level is unknown")
@@ -195,7 +213,9 @@ def _read_header(code: memoryview, size: int) -> tuple[int, Form, int, int]:
         raise PayloadError(f"expected a vector of {size} values, found one of {found_size}")
     if count > size or (count < size and form is Form.DENSE):
         raise PayloadError(f"{form.name} cannot keep {count} of {size} values")
-    return version, form, bits, count
+    if packing and (form is not Form.DENSE or bits == FLOAT_BITS):
+        raise PayloadError(f"{form.name} of {bits} bits has no packing {packing}")
+    return version, form, bits, Packing(packing), count
 
 
 def _has_form(form: Form, bits: int) -> bool:

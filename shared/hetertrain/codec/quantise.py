@@ -28,11 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetertrain.codec import kernels
-from hetertrain.codec.kernels import BLOCK_VALUES, RUN_VALUES, packed_bytes
+from hetertrain.codec.kernels import BLOCK_VALUES, LEVEL_MAX, RUN_VALUES, packed_bytes
+from hetertrain.errors import PayloadError
 
 SCALE_BYTES = 4
 BITS = (8, 4, 2, 1)
 FLOAT_BITS = 32
+NOT_FINITE = "the delta holds NaN or infinity; lower the learning rate or skip the step"
 
 
 def scale_count(num_values: int) -> int:
@@ -50,6 +52,13 @@ class Levels:
     scales: NDArray[np.float32]
     """Shape (scale_count(size),)."""
     code: NDArray[np.uint8]
+
+    def peak(self) -> float:
+        """Return the largest magnitude that the scales allow."""
+        if self.bits == FLOAT_BITS:
+            values = self.code.view("<f4")
+            return float(max(values.max(initial=0), -values.min(initial=0)))
+        return float(self.scales.max(initial=0) * np.float32(LEVEL_MAX[self.bits]))
 
     def runs(self) -> Iterator[tuple[slice, NDArray[np.float32]]]:
         """Return the values in order, each run with its place; valid until the next one."""
@@ -78,7 +87,11 @@ class Levels:
 
 
 def quantise(values: NDArray[np.float32], bits: int) -> Levels:
-    """Return the levels of finite, contiguous ``values``."""
+    """Return the levels of contiguous ``values``.
+
+    Raises:
+        PayloadError: a value is NaN or infinite.
+    """
     scales = np.empty(scale_count(values.size), np.float32)
     code = np.empty(packed_bytes(values.size, bits), np.uint8)
     for start in range(0, values.size, RUN_VALUES):
@@ -90,6 +103,8 @@ def quantise(values: NDArray[np.float32], bits: int) -> Levels:
             scales[first : first + scale_count(run.size)],
             code[begin : begin + packed_bytes(run.size, bits)],
         )
+    if not np.isfinite(scales).all():
+        raise PayloadError(NOT_FINITE)
     return Levels(values.size, bits, scales, code)
 
 

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetertrain.codec import kernels
-from hetertrain.codec.kernels import MAGNITUDE_BITS, RUN_VALUES
+from hetertrain.codec.kernels import MAGNITUDE_BITS
+from hetertrain.codec.quantise import NOT_FINITE
 from hetertrain.errors import PayloadError
 
 SAMPLE_RUNS = 1024
@@ -29,7 +30,6 @@ SLACK = 1 << 10
 """A search for a count ends when so small a share of the limit is left."""
 _GUESSES = 5
 """How often a search follows the proportion before it only halves."""
-NOT_FINITE = "the delta holds NaN or infinity; lower the learning rate or skip the step"
 
 
 def sample(delta: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -94,13 +94,7 @@ def candidates(
 
 def above(delta: NDArray[np.float32], threshold: np.uint32) -> NDArray[np.int64]:
     """Return the indices of the values whose magnitude, as bits, is ``threshold`` or more."""
-    bits = delta.view(np.uint32)
-    found = []
-    for start in range(0, delta.size, RUN_VALUES):
-        places = kernels.active.above(bits[start : start + RUN_VALUES], threshold)
-        places += start
-        found.append(places)
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    return kernels.active.above(delta.view(np.uint32), threshold)
 
 
 def most_that_fit(most: int, guess: int, limit: int, cost: Callable[[int], int]) -> int:
