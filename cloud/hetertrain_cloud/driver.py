@@ -30,7 +30,7 @@ from hetertrain.core.aggregator import (
     Tick,
     UpdateArrived,
 )
-from hetertrain.core.gate import Gate
+from hetertrain.core.gate import Gate, Verdict
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.members import MemberSeen
 from hetertrain.core.policy import SyncPolicy, WeightPolicy
@@ -38,12 +38,14 @@ from hetertrain.core.update import Checkpoint
 from hetertrain.transport import mqtt
 from hetertrain.transport.inbox import Inbox
 from hetertrain.wire import topics
-from hetertrain.wire.contents import JobTerms, pack_partial, pack_update, unpack_arrival
+from hetertrain.wire.contents import JobTerms, unpack_arrival
 from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import AggregatorStatus
 from hetertrain_cloud.checkpoints import CheckpointStore
 
 CHECKPOINT_CUTS = 10
+COMMIT_RECORDS_MAX = 64
+"""So many accepted updates at most share a commit of the journal."""
 VERSIONS_FILE = "versions.jsonl"
 _CUT = b"cut "
 """How the journal's mark of a cut begins; the synchronisation that it ended follows, if any."""
@@ -82,6 +84,11 @@ class JobDriver:
         self.updates_by_lag: Counter[int] = Counter()
         self._began_at: float | None = None
         self._machine_wakes_at = 0.0
+        self._records: list[Record] = []
+        """Accepted since the last commit; nothing was said of them yet."""
+        self._verdicts: list[Verdict] = []
+        self._mark = 0
+        """The version that they were accepted into: a cut always commits."""
         directory.mkdir(parents=True, exist_ok=True)
         self._store = CheckpointStore(directory / "checkpoints", layout)
         self._inbox = Inbox(directory / "inbox.db")
@@ -125,17 +132,21 @@ class JobDriver:
         """Announce the version at hand."""
         self.cell.release(self.machine.checkpoint, None, self._terms(), now)
 
-    def take(self, event: mqtt.Event, now: float) -> None:
-        """Take what happened on the link.
+    def take(self, event: mqtt.Event, now: float, *, has_more: bool = False) -> None:
+        """Take what happened on the link. Where the caller has more, and calls ``tick`` after it,
+        one commit of the journal may serve several updates; their verdicts follow it.
 
         Raises:
             TransportError: the connection ended for good.
             StoreError: the journal cannot be written; nothing was acknowledged.
         """
         self.cell.take(event, now)
+        if not has_more or len(self._records) >= COMMIT_RECORDS_MAX:
+            self._commit(now)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
+        self._commit(now)
         if now >= self._machine_wakes_at:
             self._step(Tick(), now)
         if now >= self.cell.wakes_at:
@@ -156,19 +167,29 @@ class JobDriver:
         self._on_version(Release(self.machine.checkpoint, None, ()), 0.0)
 
     def _step(self, event: Event, now: float) -> None:
-        mark = self.machine.checkpoint.version
-        self._apply(self.machine.handle(event, now), mark, now)
+        self._mark = self.machine.checkpoint.version
+        self._apply(self.machine.handle(event, now), now)
 
-    def _apply(self, ready: Ready, mark: int, now: float) -> None:
-        self._inbox.append(mark, [_write_record(record) for record in ready.persist])
+    def _apply(self, ready: Ready, now: float) -> None:
         self._machine_wakes_at = ready.wake_at if ready.wake_at is not None else now + 1.0
-        self.cell.answer(ready.verdicts, now)
+        self._records.extend(ready.persist)
+        self._verdicts.extend(ready.verdicts)
+        if ready.notice is None and ready.release is None and not ready.pulls:
+            return
+        self._commit(now)
         if ready.notice is not None:
             self._log.info("sync_began", sync=ready.notice.sync)
             self.cell.notice(ready.notice, now)
         if ready.release is not None:
             self._release(ready.release, now)
         self.cell.pull(ready.pulls, now)
+
+    def _commit(self, now: float) -> None:
+        """Make durable what was accepted, then say so."""
+        records, self._records = self._records, []
+        verdicts, self._verdicts = self._verdicts, []
+        self._inbox.append(self._mark, [_write_record(record) for record in records])
+        self.cell.answer(verdicts, now)
 
     def _release(self, release: Release, now: float) -> None:
         checkpoint = release.checkpoint
@@ -261,14 +282,12 @@ def whole_lines(path: Path) -> list[str]:
     return whole.splitlines()
 
 
-def _write_record(record: Record) -> bytes:
+def _write_record(record: Record) -> bytes | bytearray:
     match record:
         case CutRecord(_, sync):
             return _CUT + (b"" if sync is None else str(sync).encode())
-        case UpdateArrived(update):
-            return pack_update(update)
-        case PartialArrived(node, seq, sync, partial, lineage):
-            return pack_partial(node, seq, sync, partial, lineage)
+        case UpdateArrived() | PartialArrived():
+            return record.content
 
 
 def _read_record(content: bytes, version: int) -> Record:

@@ -133,6 +133,11 @@ class AggregatorService:
         whole_lines(settings.directory / METRICS_FILE)
         self._status_at = 0.0
 
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return self._driver.machine.checkpoint.version
+
     def run(self) -> int:
         """Work until stopped; return the exit code."""
         self._mailbox.stop_on_signals()
@@ -158,8 +163,9 @@ class AggregatorService:
                 case None:
                     pass
                 case _:
-                    self._driver.take(event, now)
-            self._driver.tick(now)
+                    self._driver.take(event, now, has_more=not self._mailbox.is_empty)
+            if self._mailbox.is_empty or now >= self._driver.wakes_at:
+                self._driver.tick(now)
             if now >= self._status_at:
                 self._status_at = now + STATUS_SECONDS
                 self._publish_status(now)

@@ -233,10 +233,10 @@ class GatewayDriver:
 
     def _apply(self, ready: Ready, now: float) -> None:
         assert self._combiner is not None, "the combiner has just stepped"
-        self._inbox.append(_OPEN, [pack_update(update) for update in ready.persist])
+        self._inbox.append(_OPEN, [arrived.content for arrived in ready.persist])
         self._combiner_wakes_at = ready.wake_at if ready.wake_at is not None else now + 1.0
-        for update in ready.persist:
-            self._updates_by_lag[self._combiner.version - update.base_version] += 1
+        for arrived in ready.persist:
+            self._updates_by_lag[self._combiner.version - arrived.update.base_version] += 1
         self.cell.answer(ready.verdicts, now)
         # The next partial is stored before a refused one returns its updates to the open section.
         forwarded = None if ready.forward is None else self._store(ready.forward)

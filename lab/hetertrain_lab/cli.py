@@ -262,11 +262,27 @@ def _bench_wire(arguments: argparse.Namespace, _output: Path) -> dict[str, Any]:
     return results | {"measures": [asdict(m) for m in measures]}
 
 
+def _bench_aggregate(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
+    from rich.console import Console
+
+    from hetertrain_lab.aggregate_bench import aggregate_rows, figures, run_aggregate
+    from hetertrain_lab.page import terminal_table
+    from hetertrain_lab.progress import track
+
+    with track("aggregate", 1.0) as on_progress:
+        measures = run_aggregate(output, is_quick=arguments.quick, on_progress=on_progress)
+    if not arguments.json:
+        Console().print(terminal_table(aggregate_rows(measures)))
+    results: dict[str, Any] = {**figures(measures)}
+    return results | {"measures": [asdict(m) for m in measures]}
+
+
 BENCHES: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "speedup": _bench_speedup,
     "fidelity": _bench_fidelity,
     "codec": _bench_codec,
     "wire": _bench_wire,
+    "aggregate": _bench_aggregate,
 }
 """Benchmarks by name; each returns its results and shows them, unless JSON is asked for."""
 

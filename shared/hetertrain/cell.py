@@ -148,7 +148,8 @@ class Cell:
 
     def _take_content(self, received: ContentReceived, now: float) -> None:
         try:
-            arrival = unpack_arrival(memoryview(received.content), received.node)
+            # Its chunks were compared with the announced digest.
+            arrival = unpack_arrival(received.content, received.node, is_verified=True)
         except FrameError as error:
             verdict = Verdict(received.node, received.seq, Outcome.QUARANTINED, str(error))
             self.answer((verdict,), now)

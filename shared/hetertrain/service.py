@@ -47,6 +47,11 @@ class Mailbox(Generic[E]):
         self._room.acquire()
         self._queue.put(event)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the owner has taken all."""
+        return self._queue.empty()
+
     def stop(self) -> None:
         """Ask the owner to end, after what is already here."""
         self._queue.put(Stop())

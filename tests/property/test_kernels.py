@@ -35,11 +35,12 @@ def test_quantising_decoding_and_adding_are_the_same_to_the_bit(
         scales = np.empty(-(-values.size // 256), np.float32)
         code = np.empty(packed_bytes(values.size, bits), np.uint8)
         decoded = np.empty(values.size, np.float32)
-        sums = np.zeros(values.size, np.int64)
+        sums, some = np.zeros(values.size, np.int64), np.zeros(2 * values.size, np.int64)
         kernels.quantise(values, bits, scales, code)
         kernels.dequantise(scales, code, bits, decoded)
-        kernels.add(decoded.clip(-1024, 1024), factor, sums)
-        seen.append([each.tobytes() for each in (scales, code, decoded, sums)])
+        kernels.add(decoded.clip(-1024, 1024), factor, sums, None)
+        kernels.add(decoded.clip(-1024, 1024), factor, some, np.arange(0, some.size, 2))
+        seen.append([each.tobytes() for each in (scales, code, decoded, sums, some)])
 
     assert seen[0] == seen[1]
 
@@ -51,5 +52,12 @@ def test_the_same_values_are_above_a_threshold(values: NDArray[np.float32], bits
     numpy, numba = (
         kernels.above(values.view(np.uint32), np.uint32(bits)).tolist() for kernels in BOTH
     )
+
+    assert numpy == numba
+
+
+@given(st.binary(max_size=2000))
+def test_the_same_bits_are_set(code: bytes) -> None:
+    numpy, numba = (kernels.ones(np.frombuffer(code, np.uint8)).tolist() for kernels in BOTH)
 
     assert numpy == numba

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetertrain.codec import kernels
 from hetertrain.errors import PayloadError
 
 SIZE_MAX = (1 << 31) - 1
@@ -145,7 +146,7 @@ def decode_gaps(code: NDArray[np.uint8], count: int, size: int) -> NDArray[np.in
 
 def _read_unary(code: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
     """Return how many zeros stand before each of ``count`` ones."""
-    ends = np.flatnonzero(np.unpackbits(code, bitorder="little"))
+    ends = kernels.active.ones(code)
     if ends.size != count or (ends[-1] // 8 + 1 if count else 0) != code.size:
         raise PayloadError(f"expected {count} whole gaps, found {ends.size} in {code.size} bytes")
     return np.diff(ends, prepend=-1) - 1

@@ -51,8 +51,17 @@ class Kernels(Protocol):
     ) -> None:
         """Write ``scale · level`` of each level."""
 
-    def add(self, values: NDArray[np.float32], factor: float, sums: NDArray[np.int64]) -> None:
-        """Add ``rint(float64(value) · factor)`` to each sum."""
+    def add(
+        self,
+        values: NDArray[np.float32],
+        factor: float,
+        sums: NDArray[np.int64],
+        indices: NDArray[np.int64] | None,
+    ) -> None:
+        """Add ``rint(float64(value) · factor)`` to each sum, or to those of distinct indices."""
+
+    def ones(self, code: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Return the places of the bits that are set, the lowest of each byte first."""
 
 
 def packed_bytes(num_values: int, bits: int) -> int:
@@ -98,11 +107,21 @@ class NumpyKernels:
         else:
             values[:] = (levels * scales[:, np.newaxis]).reshape(-1)[: values.size]
 
-    def add(self, values: NDArray[np.float32], factor: float, sums: NDArray[np.int64]) -> None:
+    def add(
+        self,
+        values: NDArray[np.float32],
+        factor: float,
+        sums: NDArray[np.int64],
+        indices: NDArray[np.int64] | None,
+    ) -> None:
         """See ``Kernels``."""
         terms = np.multiply(values, factor, dtype=np.float64)
         np.rint(terms, out=terms)
-        sums += terms.astype(np.int64)
+        sums[... if indices is None else indices] += terms.astype(np.int64)
+
+    def ones(self, code: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """See ``Kernels``."""
+        return np.flatnonzero(np.unpackbits(code, bitorder="little"))
 
 
 def _as_blocks(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -57,9 +57,23 @@ class NumbaKernels:
         """See ``Kernels``."""
         _dequantise(scales, code, bits, values)
 
-    def add(self, values: NDArray[np.float32], factor: float, sums: NDArray[np.int64]) -> None:
+    def add(
+        self,
+        values: NDArray[np.float32],
+        factor: float,
+        sums: NDArray[np.int64],
+        indices: NDArray[np.int64] | None,
+    ) -> None:
         """See ``Kernels``."""
-        _add(values, factor, sums)
+        if indices is None:
+            _add(values, factor, sums)
+        else:
+            _add_at(values, factor, sums, indices)
+
+    def ones(self, code: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """See ``Kernels``."""
+        places = np.empty(8 * code.size + 1, np.int64)
+        return places[: _ones(code, places)].copy()
 
 
 @_compiled
@@ -185,3 +199,22 @@ def _dequantise(
 def _add(values: NDArray[np.float32], factor: float, sums: NDArray[np.int64]) -> None:
     for i in range(values.size):
         sums[i] += np.int64(np.rint(np.float64(values[i]) * factor))
+
+
+@_compiled
+def _add_at(
+    values: NDArray[np.float32], factor: float, sums: NDArray[np.int64], indices: NDArray[np.int64]
+) -> None:
+    for i in range(values.size):
+        sums[indices[i]] += np.int64(np.rint(np.float64(values[i]) * factor))
+
+
+@_compiled
+def _ones(code: NDArray[np.uint8], places: NDArray[np.int64]) -> int:
+    """Write each place, and overwrite it where the bit was not set: no branch to guess wrong."""
+    found = 0
+    for i in range(code.size):
+        for bit in range(8):
+            places[found] = 8 * i + bit
+            found += (code[i] >> bit) & 1
+    return found

@@ -38,12 +38,9 @@ def add_into(sums: NDArray[np.int64], decoded: Decoded, weight: float) -> None:
     factor = weight * 2.0**FRACTION_BITS
     for place, values in decoded.levels.runs():
         if decoded.indices is None:
-            kernels.active.add(values, factor, sums[place])
+            kernels.active.add(values, factor, sums[place], None)
         else:
-            terms = np.zeros(values.size, np.int64)
-            kernels.active.add(values, factor, terms)
-            # Indices are distinct, so indexed addition loses no term.
-            sums[decoded.indices[place]] += terms
+            kernels.active.add(values, factor, sums, decoded.indices[place])
 
 
 def decode_into(sums: NDArray[np.int64], payload: bytes | memoryview, weight: float) -> None:

@@ -42,6 +42,8 @@ class UpdateArrived:
     """A whole update of a node."""
 
     update: Update
+    content: bytes | bytearray = field(default=b"", compare=False, repr=False)
+    """How it came, for the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class PartialArrived:
     sync: int | None
     partial: Partial
     lineage: str = ""
+    content: bytes | bytearray = field(default=b"", compare=False, repr=False)
+    """How it came, for the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +206,10 @@ class Aggregator:
 
     def _accept(self, event: UpdateArrived | PartialArrived) -> Verdict:
         match event:
-            case UpdateArrived(update):
+            case UpdateArrived(update=update):
                 verdict = self._accept_update(update)
                 node, sync = update.node, update.sync
-            case PartialArrived(node, _, sync, _, _):
+            case PartialArrived(node=node, sync=sync):
                 verdict = self._accept_partial(event)
         self.members.flush(node, sync)
         return verdict

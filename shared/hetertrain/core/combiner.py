@@ -75,7 +75,7 @@ class Forward:
 class Ready:
     """What the driver must do after one step, in this order."""
 
-    persist: tuple[Update, ...] = ()
+    persist: tuple[UpdateArrived, ...] = ()
     """Durable before the verdicts go out."""
     verdicts: tuple[Verdict, ...] = ()
     settled: Verdict | None = None
@@ -112,18 +112,18 @@ class Combiner:
 
     def handle(self, event: Event, now: float) -> Ready:
         """Take one event at time ``now`` (seconds of any monotonic clock)."""
-        persist: tuple[Update, ...] = ()
+        persist: tuple[UpdateArrived, ...] = ()
         verdicts: tuple[Verdict, ...] = ()
         settled: Verdict | None = None
         notice: SyncNotice | None = None
         match event:
             case MemberSeen() | MemberGone() | FlushSettled():
                 self.members.take(event)
-            case UpdateArrived(update):
+            case UpdateArrived(update=update):
                 verdict = self._accept(update, now)
                 verdicts = (verdict,)
                 if verdict.outcome is Outcome.MERGED:
-                    persist = (update,)
+                    persist = (event,)
             case VersionAnnounced():
                 self._learn(event)
             case SyncNotice(sync, deadline_seconds):

@@ -25,6 +25,8 @@ from hetertrain.core.policy import Statistics, WeightPolicy
 
 DELTA_MAX = codec.VALUE_MAX
 CONTRIBUTIONS_MAX = 1 << 20
+RUN_VALUES = 1 << 16
+"""A cut computes so many values at a time, which stay in the cache."""
 DISCOUNT_MAX = 2.0
 """A fresh update counts at most this much more than the fleet's usual."""
 
@@ -47,7 +49,7 @@ class Update:
     """The synchronisation that this update flushes for, if any."""
     integers: tuple[int, ...] = ()
     """The node's integer buffers (absolute values, merged by maximum)."""
-    payload: bytes = b""
+    payload: bytes | memoryview = b""
     """The delta, encoded by ``hetertrain.codec``."""
 
 
@@ -191,12 +193,18 @@ def cut(
     """
     mass = partial.mass()
     assert mass > 0, "a cut has at least one update"
-    step = np.zeros(checkpoint.vector.shape, np.float64)
+    terms = []
     for version, group in sorted(partial.groups.items()):
         lag = min(checkpoint.version - version, max_lag)
         discount = min(weights.discount(lag) / mean_discount, DISCOUNT_MAX)
-        step += group.sums * (discount * group.unit * 2.0**-codec.FRACTION_BITS / mass)
-    vector = (checkpoint.vector + weights.server_rate * step).astype(np.float32)
+        terms.append((group.sums, discount * group.unit * 2.0**-codec.FRACTION_BITS / mass))
+    vector = np.empty_like(checkpoint.vector)
+    for start in range(0, vector.size, RUN_VALUES):
+        run = slice(start, start + RUN_VALUES)
+        step = np.zeros(vector[run].shape, np.float64)
+        for sums, factor in terms:
+            step += sums[run] * factor
+        vector[run] = checkpoint.vector[run] + weights.server_rate * step
     integers = checkpoint.integers
     if partial.integers is not None and partial.integers.size:
         integers = np.maximum(integers, partial.integers)

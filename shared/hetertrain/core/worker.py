@@ -77,7 +77,7 @@ class UpdateSettled:
     """The aggregator's verdict on the update in flight; ``payload`` is what was sent."""
 
     verdict: Verdict
-    payload: bytes
+    payload: bytes | memoryview
 
 
 Event = ModelArrived | Trained | UpdateSettled | SyncNotice | Pulled | Tick
@@ -184,7 +184,7 @@ class Worker:
         if event.steps:
             self._step_seconds = event.seconds / event.steps
 
-    def _settle(self, verdict: Verdict, payload: bytes, now: float) -> None:
+    def _settle(self, verdict: Verdict, payload: bytes | memoryview, now: float) -> None:
         """End the flight; a delta refused as too old returns, damped, to the unsent progress.
 
         A node that holds for the next version while its update was refused trains on: the version

@@ -30,7 +30,7 @@ class Inbox:
     def __init__(self, path: Path) -> None:
         self._database = open_database(path, _SCHEMA)
 
-    def append(self, mark: int, contents: Sequence[bytes]) -> None:
+    def append(self, mark: int, contents: Sequence[bytes | bytearray]) -> None:
         """Make contents durable under ``mark``, with one commit for all.
 
         Raises:

@@ -38,7 +38,9 @@ class JobTerms:
     slowest: int = 0
 
 
-def unpack_as(message_class: type[M], frame: bytes | memoryview) -> tuple[M, memoryview]:
+def unpack_as(
+    message_class: type[M], frame: bytes | bytearray | memoryview
+) -> tuple[M, memoryview]:
     """Unpack a frame that must carry a ``message_class``.
 
     Raises:
@@ -74,7 +76,10 @@ def unpack_update(frame: bytes | memoryview) -> Update:
     Raises:
         FrameError: the frame is damaged or carries something else.
     """
-    head, payload = unpack_as(UpdateContent, frame)
+    return _read_update(*unpack_as(UpdateContent, frame))
+
+
+def _read_update(head: UpdateContent, payload: memoryview) -> Update:
     return Update(
         node=head.node,
         seq=head.seq,
@@ -85,7 +90,7 @@ def unpack_update(frame: bytes | memoryview) -> Update:
         lineage=head.lineage,
         sync=head.sync,
         integers=head.integers,
-        payload=bytes(payload),
+        payload=payload,
     )
 
 
@@ -116,6 +121,10 @@ def unpack_partial(frame: bytes | memoryview) -> tuple[PartialContent, Partial]:
         FrameError: the frame is damaged, or its sums do not match its head.
     """
     head, payload = unpack_as(PartialContent, frame)
+    return head, _read_partial(head, payload)
+
+
+def _read_partial(head: PartialContent, payload: memoryview) -> Partial:
     num_groups = len(head.groups)
     if num_groups == 0 or len(payload) % (8 * num_groups):
         raise FrameError("content", f"{len(payload)} bytes of sums for {num_groups} groups")
@@ -130,28 +139,31 @@ def unpack_partial(frame: bytes | memoryview) -> tuple[PartialContent, Partial]:
     )
     if len(partial.groups) != num_groups or len(partial.contributions) != len(items):
         raise FrameError("content", "a group or contribution is there twice")
-    return head, partial
+    return partial
 
 
 def unpack_arrival(
-    frame: bytes | memoryview, sender: str | None = None
+    frame: bytes | bytearray, sender: str | None = None, *, is_verified: bool = False
 ) -> UpdateArrived | PartialArrived:
     """Take an update or a partial out of its frame, and check that it is of its sender.
+
+    The result keeps the frame, and views into it; ``is_verified`` as in ``unpack``.
 
     Raises:
         FrameError: the frame is damaged, carries something else, or speaks in another's name.
     """
-    message, _ = unpack(frame)
+    head, payload = unpack(frame, is_verified=is_verified)
     arrival: UpdateArrived | PartialArrived
-    if isinstance(message, PartialContent):
-        head, partial = unpack_partial(frame)
-        node = head.node
-        arrival = PartialArrived(node, head.seq, head.sync, partial, head.lineage)
-    else:
-        update = unpack_update(frame)
-        node, arrival = update.node, UpdateArrived(update)
-    if sender is not None and node != sender:
-        raise FrameError("identity", f"{sender} sent content of {node}")
+    match head:
+        case UpdateContent():
+            arrival = UpdateArrived(_read_update(head, payload), frame)
+        case PartialContent():
+            partial = _read_partial(head, payload)
+            arrival = PartialArrived(head.node, head.seq, head.sync, partial, head.lineage, frame)
+        case _:
+            raise FrameError("content", f"{type(head).__name__} is neither update nor partial")
+    if sender is not None and head.node != sender:
+        raise FrameError("identity", f"{sender} sent content of {head.node}")
     return arrival
 
 

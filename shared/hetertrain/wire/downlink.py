@@ -109,6 +109,8 @@ class Downlink:
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     nodes: dict[str, NodeState] = field(default_factory=dict)
     _heard_at: dict[str, float] = field(default_factory=dict)
+    _silence_at: float = 0.0
+    """When to look next for those who fell silent: not at each frame of a fleet of thousands."""
     _receivers: dict[str, Receiver] = field(default_factory=dict)
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
     _chains: dict[str, Chain] = field(default_factory=dict)
@@ -172,9 +174,11 @@ class Downlink:
 
     def tick(self, now: float) -> DownlinkReady:
         """Broadcast what is due, and notice who fell silent."""
-        for node, heard_at in list(self._heard_at.items()):
-            if now > heard_at + self.silence_seconds:
-                self._forget(node)
+        if now >= self._silence_at:
+            self._silence_at = now + self.heartbeat_seconds / 2
+            for node, heard_at in list(self._heard_at.items()):
+                if now > heard_at + self.silence_seconds:
+                    self._forget(node)
         wake_at = now + self.heartbeat_seconds
         for chain in self._chains.values():
             if chain.needy and self._checkpoint is not None:
