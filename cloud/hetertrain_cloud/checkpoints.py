@@ -44,6 +44,8 @@ class CheckpointStore:
 
     directory: Path
     layout: ParameterLayout
+    keep_first: bool = False
+    """Keep the oldest one too."""
 
     def save(
         self,
@@ -59,13 +61,18 @@ class CheckpointStore:
         path = self.directory / f"version-{checkpoint.version:08d}.safetensors"
         extra = {f"{STATE_PREFIX}{name}": array for name, array in arrays.items()}
         write_model(path, self.layout, checkpoint, {"snapshot": json.dumps(snapshot)}, extra)
-        for old in self._newest_first()[KEPT:]:
+        superseded = self._newest_first()[KEPT:]
+        for old in superseded[:-1] if self.keep_first else superseded:
             old.unlink(missing_ok=True)
         return path
 
-    def load(self) -> Stored | None:
-        """Return the newest checkpoint that is whole; None where there is none."""
-        for path in self._newest_first():
+    def oldest_version(self) -> int:
+        """Return the version of the oldest checkpoint that is kept."""
+        return int(self._newest_first()[-1].stem.removeprefix("version-"))
+
+    def load(self, *, is_oldest: bool = False) -> Stored | None:
+        """Return the newest or oldest checkpoint that is whole; None where there is none."""
+        for path in sorted(self._newest_first(), reverse=not is_oldest):
             try:
                 return self._read(path)
             except (

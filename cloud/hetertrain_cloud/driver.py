@@ -21,14 +21,11 @@ from hetertrain.cell import Cell, Link
 from hetertrain.cell import Event as CellEvent
 from hetertrain.core.aggregator import (
     Aggregator,
-    CutRecord,
     Event,
-    PartialArrived,
     Ready,
     Record,
     Release,
     Tick,
-    UpdateArrived,
 )
 from hetertrain.core.gate import Gate, Verdict
 from hetertrain.core.layout import ParameterLayout
@@ -38,17 +35,16 @@ from hetertrain.core.update import Checkpoint
 from hetertrain.transport import mqtt
 from hetertrain.transport.inbox import Inbox
 from hetertrain.wire import topics
-from hetertrain.wire.contents import JobTerms, unpack_arrival
+from hetertrain.wire.contents import JobTerms
 from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import AggregatorStatus
 from hetertrain_cloud.checkpoints import CheckpointStore
+from hetertrain_cloud.journal import repeat, restored, write_record
 
 CHECKPOINT_CUTS = 10
 COMMIT_RECORDS_MAX = 64
 """So many accepted updates at most share a commit of the journal."""
 VERSIONS_FILE = "versions.jsonl"
-_CUT = b"cut "
-"""How the journal's mark of a cut begins; the synchronisation that it ended follows, if any."""
 
 
 class JobDriver:
@@ -64,6 +60,7 @@ class JobDriver:
         weights: WeightPolicy,
         lineage: str,
         directory: Path,
+        keep_journal: bool = False,
         link: Link,
         on_version: Callable[[Release, float], None],
         log: FilteringBoundLogger,
@@ -72,13 +69,15 @@ class JobDriver:
         0 of a new ``lineage``, a name that no run of this job ever had.
 
         ``on_version`` hears of the first version and each new one, and how many seconds after the
-        first node it came.
+        first node it came. ``keep_journal`` keeps every update, so that an audit can repeat the
+        whole job.
 
         Raises:
             StoreError: the directory is not usable.
         """
         self._layout = layout
         self._directory = directory
+        self._keep_journal = keep_journal
         self._on_version = on_version
         self._log = log
         self.updates_by_lag: Counter[int] = Counter()
@@ -90,7 +89,7 @@ class JobDriver:
         self._mark = 0
         """The version that they were accepted into: a cut always commits."""
         directory.mkdir(parents=True, exist_ok=True)
-        self._store = CheckpointStore(directory / "checkpoints", layout)
+        self._store = CheckpointStore(directory / "checkpoints", layout, keep_first=keep_journal)
         self._inbox = Inbox(directory / "inbox.db")
         self.cell = Cell(downlink, link, self._take_cell, log)
         self.machine = self._recover(initial, policy, weights, lineage)
@@ -99,27 +98,21 @@ class JobDriver:
     def _recover(
         self, initial: Checkpoint, policy: SyncPolicy, weights: WeightPolicy, lineage: str
     ) -> Aggregator:
-        """Build the machine from the newest checkpoint and the journal."""
-        stored = self._store.load()
-        layout = self._layout
-        if stored is not None:
-            lineage = stored.snapshot.get("lineage", "")
-        machine = Aggregator(
-            Gate(layout.digest, layout.size, layout.integer_size, policy.max_lag, lineage),
-            policy,
-            weights,
-            initial if stored is None else stored.checkpoint,
-            layout.buffers(),
-        )
+        """Build the machine from the newest checkpoint and the journal; then go by our terms."""
+        stored, layout = self._store.load(), self._layout
         if stored is None:
-            self._store.save(machine.checkpoint, machine.snapshot(), machine.arrays())
+            gate = Gate(layout.digest, layout.size, layout.integer_size, policy.max_lag, lineage)
+            machine = Aggregator(gate, policy, weights, initial, layout.buffers())
+            self._store.save(initial, machine.snapshot(), machine.arrays())
         else:
-            machine.restore(stored.snapshot, stored.arrays)
+            machine = restored(stored, layout)
         noted = self._noted_version()
-        for content in self._inbox.read(machine.checkpoint.version, 1 << 62):
-            release = machine.replay(_read_record(content, machine.checkpoint.version))
-            if release is not None and release.checkpoint.version > noted:
+        for release in repeat(machine, self._inbox.read(machine.checkpoint.version, 1 << 62)):
+            if release.checkpoint.version > noted:
                 self._note_version(release, None)
+        terms = machine.adopt(policy, weights)
+        if terms is not None:
+            self._inbox.append(machine.checkpoint.version, [write_record(terms)])
         self._log.info("aggregator_recovered", version=machine.checkpoint.version)
         return machine
 
@@ -188,7 +181,7 @@ class JobDriver:
         """Make durable what was accepted, then say so."""
         records, self._records = self._records, []
         verdicts, self._verdicts = self._verdicts, []
-        self._inbox.append(self._mark, [_write_record(record) for record in records])
+        self._inbox.append(self._mark, [write_record(record) for record in records])
         self.cell.answer(verdicts, now)
 
     def _release(self, release: Release, now: float) -> None:
@@ -202,8 +195,8 @@ class JobDriver:
         )
         if is_due and checkpoint.version > self._saved_version:
             self._store.save(checkpoint, self.machine.snapshot(), self.machine.arrays())
-            # One generation more is kept, for a newest file that proves to be torn.
-            self._inbox.forget(0, self._saved_version - 1)
+            if not self._keep_journal:
+                self._inbox.forget(0, self._store.oldest_version() - 1)
             self._saved_version = checkpoint.version
 
     def _terms(self) -> JobTerms:
@@ -280,18 +273,3 @@ def whole_lines(path: Path) -> list[str]:
     if whole != text:
         path.write_text(whole, encoding="utf-8")
     return whole.splitlines()
-
-
-def _write_record(record: Record) -> bytes | bytearray:
-    match record:
-        case CutRecord(_, sync):
-            return _CUT + (b"" if sync is None else str(sync).encode())
-        case UpdateArrived() | PartialArrived():
-            return record.content
-
-
-def _read_record(content: bytes, version: int) -> Record:
-    if content.startswith(_CUT):
-        sync = content.removeprefix(_CUT)
-        return CutRecord(version + 1, int(sync) if sync else None)
-    return unpack_arrival(content)

@@ -16,12 +16,11 @@ import torch
 from pydantic import Field
 
 from hetertrain import codec
-from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
-from hetertrain.task import load_task, read_tensors
+from hetertrain.task import layout_of, load_task, read_tensors
 from hetertrain.transport import mqtt
 from hetertrain.transport.database import own_directory
 from hetertrain.wire import topics
@@ -60,6 +59,9 @@ class AggregatorSettings(BrokerSettings):
         None, gt=0, description="how far a cut moves along the weighted mean"
     )
     seed: int = Field(0, ge=0, description="seeds the initial model")
+    keep_journal: bool = Field(
+        False, description="keep every update, so that an audit can repeat the whole job"
+    )
 
     @property
     def directory(self) -> Path:
@@ -108,9 +110,8 @@ class AggregatorService:
         torch.manual_seed(settings.seed)
         task = load_task(settings.task)
         model = task.model()
-        parameters = {name for name, _ in model.named_parameters()}
         tensors = read_tensors(model)
-        self._layout = ParameterLayout.of(tensors, parameters, task.local)
+        self._layout = layout_of(task, model)
         self._evaluator = Evaluator(task, model, self._layout, self._mailbox.put)
         downlink = Downlink(settings.job, topics.CLOUD_CELL)
         self._connection = mqtt.Connection(
@@ -126,6 +127,7 @@ class AggregatorService:
             weights=settings.weight_policy(),
             lineage=secrets.token_hex(4),
             directory=settings.directory,
+            keep_journal=settings.keep_journal,
             link=self._connection,
             on_version=lambda release, elapsed: self._evaluator.offer(release.checkpoint, elapsed),
             log=self._log,

@@ -29,7 +29,7 @@ from hetertrain.core.update import Checkpoint
 from hetertrain.core.worker import State
 from hetertrain.errors import HetertrainError
 from hetertrain.logging import silent_logger
-from hetertrain.task import Node, Task, load_task, read_tensors, write_tensors
+from hetertrain.task import Node, Task, layout_of, load_task, read_tensors, write_tensors
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, unpack_update
 from hetertrain.wire.frames import VerdictMessage, unpack
@@ -193,8 +193,7 @@ class SimulatedFleet:
             self._task = load_task(learning.task)
             self._model = self._task.model()
             tensors = read_tensors(self._model)
-            names = {name for name, _ in self._model.named_parameters()}
-            self.layout = ParameterLayout.of(tensors, names, self._task.local)
+            self.layout = layout_of(self._task, self._model)
         self.initial = Checkpoint(0, *self.layout.flatten(tensors))
 
     def learner(self, index: int, life: int) -> Learner:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hetertrain.core.layout import ParameterLayout
 from hetertrain.errors import TaskError
 
 if TYPE_CHECKING:
@@ -78,6 +79,12 @@ class Task(ABC):
 def read_tensors(model: nn.Module) -> dict[str, NDArray[np.generic]]:
     """View a module's state as arrays by name; they share the module's memory."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
+
+
+def layout_of(task: Task, model: nn.Module) -> ParameterLayout:
+    """Return the layout of a task's model."""
+    parameters = {name for name, _ in model.named_parameters()}
+    return ParameterLayout.of(read_tensors(model), parameters, task.local)
 
 
 def write_tensors(model: nn.Module, tensors: Mapping[str, NDArray[np.generic]]) -> None:

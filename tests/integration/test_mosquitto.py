@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import queue
-import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from cryptography.x509.oid import NameOID
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.uplink import Outgoing
+from tests.integration.mosquitto import Mosquitto
 from tests.integration.waiting import wait_until
 
 pytestmark = pytest.mark.broker
@@ -85,11 +84,6 @@ def write_certificates(directory: Path) -> None:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
-    program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
-    assert program, "these tests need mosquitto: script/test installs it"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     directory = tmp_path / "broker"
     directory.mkdir()
     write_certificates(directory)
@@ -100,22 +94,11 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         arguments = ["mosquitto_passwd", "-b", str(passwords), node, f"password of {node}"]
         subprocess.run(arguments, check=True)
     text = (CONFIGURATION / "mosquitto.conf").read_text()
-    text = text.replace("/etc/mosquitto/hetertrain", str(directory))
-    text = text.replace("listener 8883", f"listener {port} 127.0.0.1")
-    # As root it would become user mosquitto, who cannot read a test's files.
-    (directory / "mosquitto.conf").write_text(text + "user root\n")
-    process = subprocess.Popen([program, "-c", directory / "mosquitto.conf"])
-    try:
-        wait_until(lambda: is_open(port), "the broker")
-        yield Broker(port, directory)
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    text = text.replace("/etc/mosquitto/hetertrain", str(directory)).replace("listener 8883\n", "")
+    mosquitto = Mosquitto(directory, text)
+    mosquitto.start()
+    yield Broker(mosquitto.port, directory)
+    mosquitto.stop()
 
 
 def test_a_fleet_trains_over_tls_with_the_shipped_access_rights(

@@ -21,7 +21,7 @@ from torch import nn
 
 from hetertrain.core.layout import Integers, ParameterLayout, Vector
 from hetertrain.errors import TaskError, TrainError
-from hetertrain.task import Batch, Node, Task, load_task, read_tensors, write_tensors
+from hetertrain.task import Batch, Node, Task, layout_of, load_task, read_tensors, write_tensors
 from hetertrain.wire.frames import (
     InterruptCommand,
     TrainCommand,
@@ -50,8 +50,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.model = self.task.model()
-        parameters = {name for name, _ in self.model.named_parameters()}
-        self.layout = ParameterLayout.of(read_tensors(self.model), parameters, self.task.local)
+        self.layout = layout_of(self.task, self.model)
         self.reset_optimizer()
         self._batches = iter(self.task.train_batches(self.node))
 

@@ -16,7 +16,7 @@ sync's version. Nobody is waited for without a deadline. The machine does no IO:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -114,7 +114,25 @@ class CutRecord:
     """The synchronisation that this cut ended."""
 
 
-Record = UpdateArrived | PartialArrived | CutRecord
+@dataclass(frozen=True, slots=True)
+class TermsRecord:
+    """The journal's mark that from here on the job goes by other terms."""
+
+    policy: SyncPolicy
+    weights: WeightPolicy
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Mapping[str, Any]]) -> TermsRecord:
+        """Read what ``asdict`` wrote; what another release does not know is left out."""
+        names = ({f.name for f in fields(each)} for each in (SyncPolicy, WeightPolicy))
+        policy, weights = (
+            {name: plain[part][name] for name in known & plain[part].keys()}
+            for part, known in zip(("policy", "weights"), names, strict=True)
+        )
+        return cls(SyncPolicy(**policy), WeightPolicy(**weights))
+
+
+Record = UpdateArrived | PartialArrived | CutRecord | TermsRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +207,18 @@ class Aggregator:
             case Tick():
                 pass
 
+    def adopt(self, policy: SyncPolicy, weights: WeightPolicy) -> TermsRecord | None:
+        """Go by other terms from now on; return what must be made durable first, if anything."""
+        if (policy, weights) == (self.policy, self.weights):
+            return None
+        self.policy, self.weights = policy, weights
+        self.gate = replace(self.gate, max_lag=policy.max_lag)
+        if weights.outer == "none":
+            self.outer = None
+        elif self.outer is None:
+            self.outer = OuterOptimizer.start(self.checkpoint.vector)
+        return TermsRecord(policy, weights)
+
     def replay(self, record: Record) -> Release | None:
         """Repeat a persisted record after a restart; sums and versions come out identical.
 
@@ -197,6 +227,9 @@ class Aggregator:
         match record:
             case UpdateArrived() | PartialArrived():
                 self._accept(record)
+                return None
+            case TermsRecord(policy, weights):
+                self.adopt(policy, weights)
                 return None
             case CutRecord(version, sync):
                 contributions = self._cut(ends_sync=sync is not None)
@@ -362,6 +395,7 @@ class Aggregator:
             "seen": self.seen.to_plain(),
             "last_sync": self.last_sync,
             "lineage": self.gate.lineage,
+            "terms": asdict(TermsRecord(self.policy, self.weights)),
         }
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:

@@ -1,0 +1,75 @@
+"""Is each version what its updates make of the one before? Repeats a job's journal from the oldest
+checkpoint that is kept, and compares every version with the history.
+
+With ``keep_journal`` that is the whole job; else the last few synchronisations. It reads only, and
+may run beside the aggregator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetertrain.core.layout import ParameterLayout
+from hetertrain.errors import StoreError
+from hetertrain.transport.inbox import Inbox
+from hetertrain_cloud.checkpoints import CheckpointStore
+from hetertrain_cloud.driver import VERSIONS_FILE
+from hetertrain_cloud.journal import repeat, restored
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What an audit found."""
+
+    first_version: int
+    """Where it began."""
+    last_version: int
+    updates: int
+    """How many updates went into the versions between."""
+    different: tuple[int, ...]
+    """Versions whose model is not what the journal gives."""
+    repeated: tuple[tuple[str, int], ...]
+    """Updates, by node and number, that went into more than one version of the whole history."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether each version is what its updates make of it, each counted once."""
+        return not self.different and not self.repeated
+
+
+def audit(directory: Path, layout: ParameterLayout) -> Audit:
+    """Audit the job whose state is in ``directory``.
+
+    Raises:
+        StoreError: there is no checkpoint, or the journal begins after the oldest one.
+        FrameError: a record of the journal is damaged.
+    """
+    stored = CheckpointStore(directory / "checkpoints", layout).load(is_oldest=True)
+    if stored is None:
+        raise StoreError(f"{directory} has no checkpoint of this task: nothing to begin from")
+    text = (directory / VERSIONS_FILE).read_text(encoding="utf-8")
+    # A running aggregator may be in the middle of its last line.
+    history = {
+        row["version"]: row for row in map(json.loads, text.splitlines()[: text.count("\n")])
+    }
+    machine = restored(stored, layout)
+    first = last = stored.checkpoint.version
+    updates, different = 0, []
+    inbox = Inbox(directory / "inbox.db")
+    try:
+        for release in repeat(machine, inbox.read(first, 1 << 62)):
+            last = release.checkpoint.version
+            updates += len(release.contributions)
+            row = history.get(last)
+            if row is not None and row["digest"] != release.checkpoint.digest():
+                different.append(last)
+    finally:
+        inbox.close()
+    counts = Counter(
+        (item[0], item[1]) for row in history.values() for item in row["contributions"]
+    )
+    repeated = tuple(sorted(key for key, count in counts.items() if count > 1))
+    return Audit(first, last, updates, tuple(different), repeated)
