@@ -32,6 +32,8 @@ from hetertrain_cloud.driver import JobDriver, append_line, whole_lines
 from hetertrain_cloud.evaluator import Evaluated, Evaluator
 
 STATUS_SECONDS = 0.5
+CLAIM_STATUSES = 3
+"""A new aggregator waits for so many of another one's statuses before it takes the job's place."""
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -118,6 +120,11 @@ class AggregatorService:
             settings.endpoint(f"{settings.job}-aggregator"),
             downlink.subscriptions,
             self._mailbox.put,
+            claim=mqtt.Claim(
+                topic=topics.status(settings.job, topics.CLOUD_CELL),
+                seconds=CLAIM_STATUSES * STATUS_SECONDS,
+                is_repeated=True,
+            ),
         )
         self._driver = JobDriver(
             downlink=downlink,

@@ -152,10 +152,10 @@ class GatewayDriver:
                 self.cell.take(event, now)
             case _, mqtt.Received(topic, frame):
                 self._apply_uplink(self.uplink.received(topic, frame, now), now)
-            case _, mqtt.Connected():
+            case _, mqtt.Connected(packet_bytes_max):
                 self._log.info("connected", cell=self.uplink.state.cell)
                 self._report()
-                self._apply_uplink(self.uplink.connected(now), now)
+                self._apply_uplink(self.uplink.connected(now, packet_bytes_max), now)
             case _, mqtt.Delivered(token):
                 self._apply_uplink(self.uplink.delivered(token, now), now)
             case _, mqtt.Disconnected(reason, is_final):

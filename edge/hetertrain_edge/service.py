@@ -14,7 +14,7 @@ from pydantic import Field
 from hetertrain import codec
 from hetertrain.core.tiers import TIERS
 from hetertrain.logging import get_logger
-from hetertrain.service import BrokerSettings, Mailbox, Stop
+from hetertrain.service import BrokerSettings, Mailbox, Stop, node_claim
 from hetertrain.transport import mqtt
 from hetertrain.transport.database import own_directory
 from hetertrain.wire import topics
@@ -82,6 +82,7 @@ class EdgeService:
             lambda event: self._mailbox.put(("north", event)),
             uplink.will,
             uplink.other_subscriptions,
+            node_claim(uplink),
         )
         self._south = mqtt.Connection(
             south, downlink.subscriptions, lambda event: self._mailbox.put(("south", event))

@@ -362,8 +362,8 @@ class Load:
     def _take(self, event: mqtt.Event) -> None:
         now = time.monotonic()
         match event:
-            case mqtt.Connected():
-                self._apply(self._uplink.connected(now))
+            case mqtt.Connected(packet_bytes_max):
+                self._apply(self._uplink.connected(now, packet_bytes_max))
             case mqtt.Received(topic, frame) if topic in self._uplink.subscriptions:
                 self._apply(self._uplink.received(topic, frame, now))
             case mqtt.Received(topic, frame):

@@ -81,7 +81,8 @@ class Cell:
         match event:
             case mqtt.Received(topic, frame):
                 self._apply(self.downlink.received(topic, frame, now), now)
-            case mqtt.Connected():
+            case mqtt.Connected(packet_bytes_max):
+                self.downlink.connected(packet_bytes_max)
                 self._log.info("connected", cell=self.downlink.cell)
             case mqtt.Disconnected(reason, is_final):
                 self._log.warning("disconnected", reason=reason)

@@ -18,7 +18,11 @@ from typing import ClassVar, Generic, TypeVar
 from pydantic import Field, SecretStr
 
 from hetertrain.config import Settings
-from hetertrain.transport.mqtt import Endpoint
+from hetertrain.errors import FrameError
+from hetertrain.transport.mqtt import Claim, Endpoint
+from hetertrain.wire import topics
+from hetertrain.wire.frames import NodeState, unpack
+from hetertrain.wire.uplink import Uplink
 
 E = TypeVar("E")
 
@@ -89,6 +93,9 @@ class BrokerSettings(Settings):
     broker_port: int = Field(1883, ge=1, le=65535, description="the broker's TCP port")
     broker_username: str | None = Field(None, description="user name at the broker")
     broker_password: SecretStr | None = Field(None, description="password at the broker")
+    broker_websocket_path: str | None = Field(
+        None, description="set: MQTT over WebSocket at this path, as /mqtt on port 443"
+    )
     tls_ca_file: str | None = Field(None, description="PEM file of the broker's CA; set: TLS")
     tls_certificate_file: str | None = Field(None, description="PEM file of our certificate")
     tls_key_file: str | None = Field(None, description="PEM file of our key")
@@ -105,5 +112,21 @@ class BrokerSettings(Settings):
             ca_file=self.tls_ca_file,
             certificate_file=self.tls_certificate_file,
             key_file=self.tls_key_file,
+            websocket_path=self.broker_websocket_path,
             rate_bits_per_second=rate_bits_per_second,
         )
+
+
+def node_claim(uplink: Uplink) -> Claim:
+    """Let a node be refused where one with its name is at work."""
+
+    def is_online(frame: bytes) -> bool:
+        try:
+            message, _ = unpack(frame)
+        except FrameError:
+            return False
+        return isinstance(message, NodeState) and message.is_online
+
+    return Claim(
+        topic=topics.state(uplink.state.node), seconds=uplink.claim_seconds, is_online=is_online
+    )

@@ -102,8 +102,10 @@ class Pair:
             who, event = "", mqtt.Delivered(-1)
         now = time.monotonic()
         match who, event:
-            case "node", mqtt.Connected():
-                self.up(self.uplink.connected(now))
+            case "node", mqtt.Connected(packet_bytes_max):
+                self.up(self.uplink.connected(now, packet_bytes_max))
+            case "aggregator", mqtt.Connected(packet_bytes_max):
+                self.downlink.connected(packet_bytes_max)
             case "node", mqtt.Disconnected():
                 self.up(self.uplink.disconnected(now))
             case "node", mqtt.Received(topic, frame):

@@ -15,6 +15,7 @@ from hetertrain.core.tiers import TIERS
 from hetertrain.transport import mqtt
 from hetertrain.wire.uplink import Outgoing
 from hetertrain_lab.broker import EmbeddedBroker
+from tests.integration.mosquitto import Mosquitto
 from tests.integration.pair import Pair
 from tests.integration.proxy import ShapingProxy
 
@@ -89,6 +90,20 @@ def test_an_upload_that_is_cut_goes_on_where_it_stood_and_counts_once(
     assert pair.contents == {1: content}
     assert pair.chunks_up.keys() == set(range(TRANSFER_BYTES // TIERS["t2"].chunk_bytes))
     assert pair.chunks_up.total() - len(pair.chunks_up) <= RESENT_MAX
+
+
+def test_chunks_are_no_larger_than_a_brokers_packets(tmp_path: Path) -> None:
+    """Mosquitto ends the connection of who sends a larger packet."""
+    broker = Mosquitto(tmp_path, "allow_anonymous true\nmax_packet_size 20000\n")
+    broker.start()
+    pair = Pair(broker.host, broker.port, broker.port, tier="t3", model_size=100_000)
+    try:
+        pair.run_until(lambda: bool(pair.models), "the first model")
+        pair.transfer(1, TRANSFER_BYTES)
+        assert len(pair.chunks_up) > TRANSFER_BYTES / 20_000
+    finally:
+        pair.stop()
+        broker.stop()
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])

@@ -21,7 +21,7 @@ from hetertrain.core.tiers import TIERS
 from hetertrain.core.worker import Trained, TrainOrder, Worker
 from hetertrain.errors import FrameError, SettingsError, TrainError
 from hetertrain.logging import get_logger
-from hetertrain.service import BrokerSettings, Mailbox, Stop
+from hetertrain.service import BrokerSettings, Mailbox, Stop, node_claim
 from hetertrain.transport import mqtt
 from hetertrain.transport.database import own_directory
 from hetertrain.transport.outbox import Outbox
@@ -171,6 +171,7 @@ class Agent:
             self._mailbox.put,
             uplink.will,
             uplink.other_subscriptions,
+            node_claim(uplink),
         )
         self._driver = VehicleDriver(
             worker, uplink, outbox, self._connection, TrainerPipe(self._pipe), self._log

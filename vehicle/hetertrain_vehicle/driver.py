@@ -102,9 +102,9 @@ class VehicleDriver:
             TransportError: the connection ended for good.
         """
         match event:
-            case mqtt.Connected():
+            case mqtt.Connected(packet_bytes_max):
                 self._log.info("connected")
-                self._apply_uplink(self.uplink.connected(now), now)
+                self._apply_uplink(self.uplink.connected(now, packet_bytes_max), now)
             case mqtt.Disconnected(reason, is_final):
                 self._log.warning("disconnected", reason=reason)
                 if is_final:

@@ -78,14 +78,21 @@ class Chain:
         self.held, self.digest, self.newest = checkpoint, digest, newest
 
     def offer(
-        self, cell: str, seq: int, content: bytes, base: str, model: str, due_at: float
+        self,
+        cell: str,
+        seq: int,
+        content: bytes,
+        chunk_bytes: int,
+        base: str,
+        model: str,
+        due_at: float,
     ) -> Offer:
-        """Wrap up a content in this tier's chunks."""
+        """Wrap up a content in chunks."""
         begin = Begin(
             node=cell,
             seq=seq,
             size_bytes=len(content),
-            chunk_bytes=self.tier.chunk_bytes,
+            chunk_bytes=chunk_bytes,
             digest=content_digest(content),
         )
         return Offer(begin, content, base, model, due_at)

@@ -40,7 +40,7 @@ from hetertrain.wire.frames import (
     pack,
     unpack,
 )
-from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Receiver
+from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Receiver, chunk_bytes_for
 from hetertrain.wire.uplink import HEARTBEAT_SECONDS, FrameRefused, Outgoing
 
 SILENCE_HEARTBEATS = 4
@@ -114,6 +114,7 @@ class Downlink:
     _receivers: dict[str, Receiver] = field(default_factory=dict)
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
     _chains: dict[str, Chain] = field(default_factory=dict)
+    _packet_bytes_max: int | None = None
     _seq: int = 0
     """Numbers everything that goes out in chunks."""
     _served_until: dict[str, float] = field(default_factory=dict)
@@ -132,6 +133,18 @@ class Downlink:
     def subscriptions(self) -> tuple[str, ...]:
         """The topics that the driver subscribes to."""
         return (topics.up(self.job, self.cell, "+", "+"), topics.state("+"))
+
+    def connected(self, packet_bytes_max: int | None) -> None:
+        """The connection stands; nothing larger than the broker takes is offered from now on."""
+        if packet_bytes_max == self._packet_bytes_max:
+            return
+        self._packet_bytes_max = packet_bytes_max
+        for chain in self._chains.values():
+            chain.restart()
+            chain.whole = None
+
+    def _chunk_bytes(self, tier: Tier) -> int:
+        return chunk_bytes_for(tier.chunk_bytes, self._packet_bytes_max)
 
     def release(
         self, checkpoint: Checkpoint, sync: int | None, terms: JobTerms, now: float
@@ -297,7 +310,8 @@ class Downlink:
             payload = codec.encode(chain.held.vector, None).payload
             self._seq += 1
             content = pack(head, payload)
-            chain.whole = chain.offer(self.cell, self._seq, content, "", chain.digest, now)
+            size = self._chunk_bytes(chain.tier)
+            chain.whole = chain.offer(self.cell, self._seq, content, size, "", chain.digest, now)
         assert chain.whole is not None, "it is on offer now"
         return chain.whole
 
@@ -437,7 +451,8 @@ class Downlink:
         chain.sent_at = now
         chain.free_at = max(now, chain.free_at) + airtime
         due_at = chain.free_at + DUE_HEARTBEATS * self.heartbeat_seconds
-        offer = chain.offer(self.cell, self._seq, content, base, digest, due_at)
+        size = self._chunk_bytes(chain.tier)
+        offer = chain.offer(self.cell, self._seq, content, size, base, digest, due_at)
         topic = topics.down(self.job, self.cell, chain.tier.name)
         self._publish(topic, offer.begin)
         for message, chunk in offer.messages(range(offer.num_chunks)):

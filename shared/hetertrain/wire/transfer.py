@@ -25,12 +25,23 @@ from hetertrain.errors import FrameError
 from hetertrain.wire.frames import Begin, Chunk, Message
 
 RETRY_SECONDS_MIN = 5.0
+FRAME_BYTES_MAX = 1024
+"""What topic, packet and frame add to a chunk at most."""
+CHUNK_BYTES_MIN = 256
+"""The least that the protocol allows."""
 MEASURE_SECONDS = 2.0
 """A slow transfer is measured so often, not only at its end."""
 WINDOW_LIMITED = 0.8
 """Near a window per round trip, it is the window that limits, and not the link."""
 ROUND_TRIP_SHARE_MAX = 0.75
 """Of a span, at most so much counts as waiting for the round trip."""
+
+
+def chunk_bytes_for(chunk_bytes: int, packet_bytes_max: int | None) -> int:
+    """Return a tier's chunk size, or less where the broker takes no packets so large."""
+    if packet_bytes_max is None:
+        return chunk_bytes
+    return max(CHUNK_BYTES_MIN, min(chunk_bytes, packet_bytes_max - FRAME_BYTES_MAX))
 
 
 def content_digest(content: bytes | bytearray) -> str:

@@ -41,9 +41,10 @@ from hetertrain.wire.frames import (
     pack,
     unpack,
 )
-from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Receiver, Sender
+from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Receiver, Sender, chunk_bytes_for
 
 HEARTBEAT_SECONDS = 2.0
+CLAIM_HEARTBEATS = 2
 MODEL_BYTES_MAX = 1 << 32
 RESUME_SECONDS = 1.0
 ASKED_MAX = 4
@@ -145,6 +146,7 @@ class Uplink:
     follows_link: bool = False
     """Propose another tier when the link's measured goodput is another one's."""
     is_connected: bool = False
+    _packet_bytes_max: int | None = None
     _sender: Sender | None = None
     _incoming: dict[str, _Incoming] = field(default_factory=dict)
     """By topic: what is broadcast to the tier, and what is given to this node alone."""
@@ -181,16 +183,26 @@ class Uplink:
             topics.state(self.state.node), pack(replace(self.state, is_online=False)), retain=True
         )
 
+    @property
+    def claim_seconds(self) -> float:
+        """How long the next sign of life of a node with our name may take."""
+        return CLAIM_HEARTBEATS * self.heartbeat_seconds
+
     def hold(self, model: ModelReceived) -> None:
         """Begin with a model that the node has from elsewhere: installed with it, or kept."""
         self._model = model
         self._digest = model_digest(model.vector, model.integers, model.terms.lineage)
 
-    def connected(self, now: float) -> UplinkReady:
+    def connected(self, now: float, packet_bytes_max: int | None = None) -> UplinkReady:
         """The connection stands and the subscriptions are made."""
         self.is_connected = True
-        if self._sender is not None:
-            self._sender.reconnected()
+        self._packet_bytes_max = packet_bytes_max
+        sender = self._sender
+        if sender is not None:
+            sender.reconnected()
+            if sender.chunk_bytes != chunk_bytes_for(sender.chunk_bytes, packet_bytes_max):
+                # Another broker, with a lower limit: the transfer begins anew.
+                self._sender = self._make_sender(sender.seq, sender.content)
         for incoming in self._incoming.values():
             # A broker that kept our session sends by itself what we have not acknowledged.
             incoming.ask_at = now + RESUME_SECONDS
@@ -209,15 +221,18 @@ class Uplink:
     def offer(self, seq: int, content: bytes, now: float) -> UplinkReady:
         """Send a content that is durable in the outbox; one at a time."""
         assert self._sender is None, "one content is in flight at a time"
-        self._sender = Sender(
+        self._sender = self._make_sender(seq, content)
+        return self.tick(now)
+
+    def _make_sender(self, seq: int, content: bytes) -> Sender:
+        return Sender(
             node=self.state.node,
             seq=seq,
             content=content,
-            chunk_bytes=self.tier.chunk_bytes,
+            chunk_bytes=chunk_bytes_for(self.tier.chunk_bytes, self._packet_bytes_max),
             window=self.tier.window_chunks,
             airtime_seconds=self.tier.seconds_for(len(content)),
         )
-        return self.tick(now)
 
     def flushed(self, sync: int, now: float) -> UplinkReady:
         """Say that there is nothing (more) to flush for a synchronisation."""
