@@ -36,6 +36,7 @@ class Pair:
         tier: str,
         model_size: int,
         follows_link: bool = False,
+        websocket_path: str | None = None,
     ) -> None:
         self.events: queue.Queue[tuple[str, mqtt.Event]] = queue.Queue()
         state = NodeState(
@@ -52,7 +53,9 @@ class Pair:
         self.vector = np.zeros(model_size, np.float32)
         self.version = 0
         self.node = mqtt.Connection(
-            mqtt.Endpoint(host="127.0.0.1", port=proxy_port, client_id="n0"),
+            mqtt.Endpoint(
+                host="127.0.0.1", port=proxy_port, client_id="n0", websocket_path=websocket_path
+            ),
             self.uplink.subscriptions,
             lambda event: self.events.put(("node", event)),
             self.uplink.will,

@@ -18,6 +18,7 @@ from hetertrain_lab.broker import EmbeddedBroker
 from tests.integration.mosquitto import Mosquitto
 from tests.integration.pair import Pair
 from tests.integration.proxy import ShapingProxy
+from tests.integration.websocket_proxy import WebSocketProxy
 
 pytestmark = pytest.mark.broker
 UPDATE_BYTES_MAX = 24_000
@@ -90,6 +91,27 @@ def test_an_upload_that_is_cut_goes_on_where_it_stood_and_counts_once(
     assert pair.contents == {1: content}
     assert pair.chunks_up.keys() == set(range(TRANSFER_BYTES // TIERS["t2"].chunk_bytes))
     assert pair.chunks_up.total() - len(pair.chunks_up) <= RESENT_MAX
+
+
+def test_a_node_behind_a_web_server_speaks_over_websocket(tmp_path: Path) -> None:
+    with (
+        EmbeddedBroker(tmp_path) as broker,
+        WebSocketProxy(broker.host, broker.port) as proxy,
+    ):
+        pair = Pair(
+            broker.host,
+            broker.port,
+            proxy.port,
+            tier="t3",
+            model_size=100_000,
+            websocket_path="/mqtt",
+        )
+        try:
+            pair.run_until(lambda: bool(pair.models), "the first model")
+            pair.transfer(1, TRANSFER_BYTES)
+            assert proxy.paths == ["/mqtt"]
+        finally:
+            pair.stop()
 
 
 def test_chunks_are_no_larger_than_a_brokers_packets(tmp_path: Path) -> None:
