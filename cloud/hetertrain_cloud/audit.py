@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetertrain.core.layout import ParameterLayout
-from hetertrain.errors import StoreError
+from hetertrain.errors import FrameError, StoreError
 from hetertrain.transport.inbox import Inbox
 from hetertrain_cloud.checkpoints import CheckpointStore
 from hetertrain_cloud.driver import VERSIONS_FILE
@@ -34,10 +34,13 @@ class Audit:
     repeated: tuple[tuple[str, int], ...]
     """Updates, by node and number, that went into more than one version of the whole history."""
 
+    damaged: int
+    """Records of the journal that cannot be read."""
+
     @property
     def is_clean(self) -> bool:
         """Whether each version is what its updates make of it, each counted once."""
-        return not self.different and not self.repeated
+        return not self.different and not self.repeated and not self.damaged
 
 
 def audit(directory: Path, layout: ParameterLayout) -> Audit:
@@ -45,7 +48,6 @@ def audit(directory: Path, layout: ParameterLayout) -> Audit:
 
     Raises:
         StoreError: there is no checkpoint, or the journal begins after the oldest one.
-        FrameError: a record of the journal is damaged.
     """
     stored = CheckpointStore(directory / "checkpoints", layout).load(is_oldest=True)
     if stored is None:
@@ -58,9 +60,10 @@ def audit(directory: Path, layout: ParameterLayout) -> Audit:
     machine = restored(stored, layout)
     first = last = stored.checkpoint.version
     updates, different = 0, []
+    damaged: list[FrameError] = []
     inbox = Inbox(directory / "inbox.db")
     try:
-        for release in repeat(machine, inbox.read(first, 1 << 62)):
+        for release in repeat(machine, inbox.read(first, 1 << 62), damaged.append):
             last = release.checkpoint.version
             updates += len(release.contributions)
             row = history.get(last)
@@ -72,4 +75,4 @@ def audit(directory: Path, layout: ParameterLayout) -> Audit:
         (item[0], item[1]) for row in history.values() for item in row["contributions"]
     )
     repeated = tuple(sorted(key for key, count in counts.items() if count > 1))
-    return Audit(first, last, updates, tuple(different), repeated)
+    return Audit(first, last, updates, tuple(different), repeated, len(damaged))

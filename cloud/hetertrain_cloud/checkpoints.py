@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,13 @@ class CheckpointStore:
         return int(self._newest_first()[-1].stem.removeprefix("version-"))
 
     def load(self, *, is_oldest: bool = False) -> Stored | None:
-        """Return the newest or oldest checkpoint that is whole; None where there is none."""
-        for path in sorted(self._newest_first(), reverse=not is_oldest):
+        """Return the newest or oldest checkpoint that is whole; None where none was ever written.
+
+        Raises:
+            StoreError: there are checkpoints, but none is whole.
+        """
+        paths = sorted(self._newest_first(), reverse=not is_oldest)
+        for path in paths:
             try:
                 return self._read(path)
             except (
@@ -84,6 +90,11 @@ class CheckpointStore:
                 ValueError,
             ) as error:
                 get_logger().error("checkpoint_unusable", path=str(path), error=str(error))
+        if paths:
+            raise StoreError(
+                f"no checkpoint in {self.directory} is whole and of this task: put one back from a "
+                "backup, or move the folder away to begin anew"
+            )
         return None
 
     def _newest_first(self) -> list[Path]:
@@ -139,4 +150,6 @@ def write_model(
         finally:
             os.close(descriptor)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)  # It takes the space that is missing.
         raise StoreError(f"cannot write {path}: {error}; check the disk and its space") from error

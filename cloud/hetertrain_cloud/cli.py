@@ -44,6 +44,7 @@ def run_audit(arguments: argparse.Namespace) -> int:
         span = f"versions {found.first_version} to {found.last_version}, {found.updates} updates"
         faults = [f"version {version} is another model" for version in found.different]
         faults += [f"update {seq} of {node} was counted twice" for node, seq in found.repeated]
+        faults += [f"{found.damaged} records of the journal are damaged"] if found.damaged else []
         summary = f"{span}: {'clean' if found.is_clean else 'NOT clean'}"
         sys.stdout.write("\n".join([summary, *faults]) + "\n")
     return 0 if found.is_clean else NOT_CLEAN

@@ -32,7 +32,9 @@ from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.members import MemberSeen
 from hetertrain.core.policy import SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint
+from hetertrain.errors import FrameError, StoreError
 from hetertrain.transport import mqtt
+from hetertrain.transport.database import store_errors
 from hetertrain.transport.inbox import Inbox
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms
@@ -107,10 +109,25 @@ class JobDriver:
         else:
             machine = restored(stored, layout)
         noted = self._noted_version()
-        for release in repeat(machine, self._inbox.read(machine.checkpoint.version, 1 << 62)):
+        damaged: list[FrameError] = []
+        journal = self._inbox.read(machine.checkpoint.version, 1 << 62)
+        for release in repeat(machine, journal, damaged.append):
             if release.checkpoint.version > noted:
-                self._note_version(release, None)
-        terms = machine.adopt(policy, weights)
+                self._note_version(release, machine.gate.lineage, None)
+        # A write-ahead log that lost its end looks whole; the history knows what there was.
+        is_whole = not self._inbox.damage and not damaged and noted <= machine.checkpoint.version
+        if not is_whole:
+            # Versions of these numbers may have been others: nodes must not take one for the other.
+            reasons = [str(error) for error in damaged[:3]]
+            self._log.error(
+                "journal_damaged",
+                damage=self._inbox.damage,
+                records=len(damaged),
+                reasons=reasons,
+                version=machine.checkpoint.version,
+                version_before=noted,
+            )
+        terms = machine.adopt(policy, weights, machine.gate.lineage if is_whole else lineage)
         if terms is not None:
             self._inbox.append(machine.checkpoint.version, [write_record(terms)])
         self._log.info("aggregator_recovered", version=machine.checkpoint.version)
@@ -187,17 +204,25 @@ class JobDriver:
     def _release(self, release: Release, now: float) -> None:
         checkpoint = release.checkpoint
         if release.contributions:
-            self._note_version(release, self._elapsed_seconds(now))
+            self._note_version(release, self.machine.gate.lineage, self._elapsed_seconds(now))
             self._on_version(release, self._elapsed_seconds(now))
         self.cell.release(checkpoint, release.sync, self._terms(), now)
         is_due = (
             release.sync is not None or checkpoint.version >= self._saved_version + CHECKPOINT_CUTS
         )
         if is_due and checkpoint.version > self._saved_version:
+            self._save(checkpoint)
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        try:
             self._store.save(checkpoint, self.machine.snapshot(), self.machine.arrays())
-            if not self._keep_journal:
-                self._inbox.forget(0, self._store.oldest_version() - 1)
-            self._saved_version = checkpoint.version
+        except StoreError as error:
+            # The journal goes on from the checkpoint before; this is tried again at the next cut.
+            self._log.error("checkpoint_failed", version=checkpoint.version, error=str(error))
+            return
+        if not self._keep_journal:
+            self._inbox.forget(0, self._store.oldest_version() - 1)
+        self._saved_version = checkpoint.version
 
     def _terms(self) -> JobTerms:
         machine = self.machine
@@ -218,7 +243,7 @@ class JobDriver:
         lines = whole_lines(self._directory / VERSIONS_FILE)
         return int(json.loads(lines[-1])["version"]) if lines else 0
 
-    def _note_version(self, release: Release, elapsed_seconds: float | None) -> None:
+    def _note_version(self, release: Release, lineage: str, elapsed_seconds: float | None) -> None:
         """Append the version's history: when (None: unknown after a crash), and from whom."""
         version = release.checkpoint.version
         lags = [version - 1 - item.base_version for item in release.contributions]
@@ -228,6 +253,7 @@ class JobDriver:
             "version": version,
             "elapsed_seconds": elapsed_seconds,
             "sync": release.sync,
+            "lineage": lineage,
             "digest": release.checkpoint.digest(),
             "contributions": [
                 [item.node, item.seq, item.base_version, item.examples, item.steps]
@@ -259,9 +285,19 @@ class JobDriver:
 
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
-    """Add a row to a history."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
+    """Add a row to a history.
+
+    Raises:
+        StoreError: the disk is full or broken; what was there is untouched.
+    """
+    with store_errors(f"write {path}"), path.open("ab") as file:
+        end = file.tell()
+        try:
+            file.write(json.dumps(row).encode() + b"\n")
+            file.flush()
+        except OSError:
+            file.truncate(end)
+            raise
 
 
 def whole_lines(path: Path) -> list[str]:

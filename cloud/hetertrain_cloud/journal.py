@@ -8,7 +8,7 @@ with the oldest.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
 from hetertrain.core.aggregator import (
@@ -22,6 +22,7 @@ from hetertrain.core.aggregator import (
 )
 from hetertrain.core.gate import Gate
 from hetertrain.core.layout import ParameterLayout
+from hetertrain.errors import FrameError
 from hetertrain.wire.contents import unpack_arrival
 from hetertrain_cloud.checkpoints import Stored
 
@@ -59,17 +60,27 @@ def read_record(content: bytes, version: int) -> Record:
 def restored(stored: Stored, layout: ParameterLayout) -> Aggregator:
     """Return the machine as it stood when a checkpoint was written."""
     terms = TermsRecord.from_plain(stored.snapshot["terms"])
-    lineage = stored.snapshot["lineage"]
-    gate = Gate(layout.digest, layout.size, layout.integer_size, terms.policy.max_lag, lineage)
+    max_lag = terms.policy.max_lag
+    gate = Gate(layout.digest, layout.size, layout.integer_size, max_lag, terms.lineage)
     buffers = layout.buffers()
     machine = Aggregator(gate, terms.policy, terms.weights, stored.checkpoint, buffers)
     machine.restore(stored.snapshot, stored.arrays)
     return machine
 
 
-def repeat(machine: Aggregator, contents: Iterable[bytes]) -> Iterator[Release]:
-    """Repeat a journal; yield each cut."""
+def repeat(
+    machine: Aggregator, contents: Iterable[bytes], on_damaged: Callable[[FrameError], None]
+) -> Iterator[Release]:
+    """Repeat a journal; yield each cut. A damaged record is reported and left out."""
     for content in contents:
-        release = machine.replay(read_record(content, machine.checkpoint.version))
+        try:
+            record = read_record(content, machine.checkpoint.version)
+        except FrameError as error:
+            on_damaged(error)
+            continue
+        if isinstance(record, CutRecord) and not machine.open.contributions:
+            on_damaged(FrameError("content", f"version {record.version} has no update left"))
+            continue
+        release = machine.replay(record)
         if release is not None:
             yield release

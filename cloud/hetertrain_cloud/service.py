@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -18,6 +19,7 @@ from pydantic import Field
 from hetertrain import codec
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint
+from hetertrain.errors import StoreError, TransportError
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.task import layout_of, load_task, read_tensors
@@ -32,6 +34,8 @@ from hetertrain_cloud.driver import JobDriver, append_line, whole_lines
 from hetertrain_cloud.evaluator import Evaluated, Evaluator
 
 STATUS_SECONDS = 0.5
+STORE_RETRY_SECONDS = 2.0
+STORE_PROBE_BYTES = 1 << 20
 CLAIM_STATUSES = 3
 """A new aggregator waits for so many of another one's statuses before it takes the job's place."""
 METRICS_FILE = "metrics.jsonl"
@@ -115,10 +119,9 @@ class AggregatorService:
         tensors = read_tensors(model)
         self._layout = layout_of(task, model)
         self._evaluator = Evaluator(task, model, self._layout, self._mailbox.put)
-        downlink = Downlink(settings.job, topics.CLOUD_CELL)
         self._connection = mqtt.Connection(
             settings.endpoint(f"{settings.job}-aggregator"),
-            downlink.subscriptions,
+            Downlink(settings.job, topics.CLOUD_CELL).subscriptions,
             self._mailbox.put,
             claim=mqtt.Claim(
                 topic=topics.status(settings.job, topics.CLOUD_CELL),
@@ -126,10 +129,16 @@ class AggregatorService:
                 is_repeated=True,
             ),
         )
-        self._driver = JobDriver(
-            downlink=downlink,
+        self._driver = self._build_driver(Checkpoint(0, *self._layout.flatten(tensors)))
+        whole_lines(settings.directory / METRICS_FILE)
+        self._status_at = 0.0
+
+    def _build_driver(self, initial: Checkpoint) -> JobDriver:
+        settings = self._settings
+        return JobDriver(
+            downlink=Downlink(settings.job, topics.CLOUD_CELL),
             layout=self._layout,
-            initial=Checkpoint(0, *self._layout.flatten(tensors)),
+            initial=initial,
             policy=settings.sync_policy(),
             weights=settings.weight_policy(),
             lineage=secrets.token_hex(4),
@@ -139,8 +148,6 @@ class AggregatorService:
             on_version=lambda release, elapsed: self._evaluator.offer(release.checkpoint, elapsed),
             log=self._log,
         )
-        whole_lines(settings.directory / METRICS_FILE)
-        self._status_at = 0.0
 
     @property
     def version(self) -> int:
@@ -161,23 +168,67 @@ class AggregatorService:
         return 0
 
     def _serve(self) -> None:
+        """Work until stopped. Where something cannot be made durable, take the job up again from
+        the disk when that is well: nothing of it was acknowledged, so the nodes keep it, train on,
+        and send it again.
+        """
+        has_failed = False
         while True:
-            event = self._mailbox.take(min(self._driver.wakes_at, self._status_at))
+            try:
+                if has_failed:
+                    self._driver.close()
+                    self._driver = self._build_driver(self._driver.machine.checkpoint)
+                    self._driver.start(time.monotonic())
+                    has_failed = False
+                while self._work():
+                    pass
+            except StoreError as error:
+                has_failed = True
+                self._log.error("store_failed", error=str(error))
+                if self._await_store(str(error)):
+                    return
+            else:
+                return
+
+    def _await_store(self, error: str) -> bool:
+        """Show what is wrong until the disk takes something again; return whether stopped."""
+        probe = self._settings.directory / "probe.tmp"
+        try_at = time.monotonic() + STORE_RETRY_SECONDS
+        while True:
+            event = self._mailbox.take(min(try_at, self._status_at))
             now = time.monotonic()
             match event:
                 case Stop():
-                    return
-                case Evaluated():
-                    self._note_metrics(event)
-                case None:
-                    pass
-                case _:
-                    self._driver.take(event, now, has_more=not self._mailbox.is_empty)
-            if self._mailbox.is_empty or now >= self._driver.wakes_at:
-                self._driver.tick(now)
+                    return True
+                case mqtt.Disconnected(reason, is_final=True):
+                    raise TransportError(reason)
             if now >= self._status_at:
-                self._status_at = now + STATUS_SECONDS
-                self._publish_status(now)
+                self._publish_status(now, store_error=error)
+            if now >= try_at:
+                try_at = now + STORE_RETRY_SECONDS
+                with suppress(OSError):
+                    probe.write_bytes(bytes(STORE_PROBE_BYTES))
+                    probe.unlink()
+                    return False
+
+    def _work(self) -> bool:
+        """Take one event and do what is due; return false when stopped."""
+        event = self._mailbox.take(min(self._driver.wakes_at, self._status_at))
+        now = time.monotonic()
+        match event:
+            case Stop():
+                return False
+            case Evaluated():
+                self._note_metrics(event)
+            case None:
+                pass
+            case _:
+                self._driver.take(event, now, has_more=not self._mailbox.is_empty)
+        if self._mailbox.is_empty or now >= self._driver.wakes_at:
+            self._driver.tick(now)
+        if now >= self._status_at:
+            self._publish_status(now)
+        return True
 
     def _note_metrics(self, event: Evaluated) -> None:
         self._metrics = event.metrics
@@ -186,11 +237,17 @@ class AggregatorService:
             "elapsed_seconds": round(event.elapsed_seconds, 3),
             "metrics": event.metrics,
         }
-        append_line(self._settings.directory / METRICS_FILE, row)
+        try:
+            append_line(self._settings.directory / METRICS_FILE, row)
+        except StoreError as error:
+            self._log.error("metrics_lost", version=event.version, error=str(error))
 
-    def _publish_status(self, now: float) -> None:
+    def _publish_status(self, now: float, store_error: str = "") -> None:
+        self._status_at = now + STATUS_SECONDS
         topic = topics.status(self._settings.job, topics.CLOUD_CELL)
         status = self._driver.status(now, self._metrics)
+        if store_error:
+            status = replace(status, waiting_code="store", waiting_for=store_error[:500])
         self._connection.publish((Outgoing(topic, pack(status)),))
 
     def _end(self) -> None:

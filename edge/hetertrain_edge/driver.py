@@ -100,6 +100,9 @@ class GatewayDriver:
     def recover(self, now: float) -> None:
         """Take up what a crash interrupted: the partial in flight, and updates not yet in one."""
         self._started_at = now
+        for name, damage in (("inbox", self._inbox.damage), ("outbox", self._outbox.damage)):
+            if damage:
+                self._log.error(f"{name}_damaged", damage=damage)
         noted = self._inbox.noted("model")
         if noted is None:
             return

@@ -7,7 +7,8 @@ from __future__ import annotations
 import logging as standard_logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any, cast
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -33,8 +34,24 @@ def configure(level: str = "info", *, json: bool = False) -> None:
             standard_logging.getLevelNamesMapping()[level.upper()]
         ),
         # Looked up at each use: whoever replaces standard error gets the log.
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+        logger_factory=lambda *_: structlog.PrintLogger(cast(TextIO, _Unfailing(sys.stderr))),
     )
+
+
+class _Unfailing:
+    """A stream for logs: a full disk must not end who reports it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            return self._stream.write(text)
+        return 0
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def get_logger(**bound: Any) -> structlog.typing.FilteringBoundLogger:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +92,40 @@ def test_a_killed_aggregator_resumes_where_it_was_and_loses_nothing(watched: Wat
     assert versions == list(range(1, len(versions) + 1))
     assert history[: len(before)] == before
     assert_each_update_counted_once(history)
+
+
+def test_a_full_disk_is_shown_and_training_goes_on_when_there_is_room(watched: Watched) -> None:
+    """A limit on the size of its files makes every write fail, as a full disk does."""
+    wait_until(lambda: watched.version() >= 3, "the first versions")
+    cloud = watched.fleet.processes["cloud"].pid
+    before = resource.prlimit(cloud, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    waiting = lambda: watched.monitor.statuses()["cloud"]  # noqa: E731
+    wait_until(lambda: waiting().waiting_code == "store", "the state that shows it")
+    assert "space" in waiting().waiting_for
+    at = watched.version()
+
+    resource.prlimit(cloud, resource.RLIMIT_FSIZE, before)
+
+    wait_until(lambda: watched.version() >= at + 5, "versions when there is room")
+    assert watched.fleet.dead() == []
+    versions = [row["version"] for row in watched.history()]
+    assert versions == list(range(1, len(versions) + 1))
+    assert_each_update_counted_once(watched.history())
+
+
+def test_a_damaged_journal_is_said_and_the_job_goes_on_as_another_run(watched: Watched) -> None:
+    wait_until(lambda: watched.version() >= 5, "the first versions")
+    watched.fleet.kill("cloud")
+    directory = watched.fleet.plan.aggregator().directory
+    with (directory / "inbox.db-wal").open("r+b") as log:
+        log.truncate(log.seek(0, os.SEEK_END) // 3)
+    before = watched.history()
+
+    watched.fleet.start_aggregator()
+
+    wait_until(lambda: len(watched.history()) >= len(before) + 3, "versions after it")
+    assert '"journal_damaged"' in (watched.fleet.plan.directory / "logs" / "cloud.log").read_text()
+    assert watched.history()[-1]["lineage"] != before[-1]["lineage"]
 
 
 def test_a_stopped_fleet_leaves_no_process_and_a_final_model(watched: Watched) -> None:

@@ -1,4 +1,4 @@
-"""MQTT over WebSocket before a broker that speaks TCP only, as a web server in front of one does."""
+"""MQTT over WebSocket for a broker that speaks TCP only, as a web server in front of it does."""
 
 from __future__ import annotations
 

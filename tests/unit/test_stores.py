@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
@@ -58,10 +59,55 @@ def test_an_update_stays_in_the_outbox_until_it_has_its_verdict(tmp_path: Path) 
     assert reopened.next_seq == 101
 
 
-def test_a_broken_outbox_is_a_typed_error(tmp_path: Path) -> None:
+def test_an_outbox_that_is_no_database_is_set_aside_and_counts_on(tmp_path: Path) -> None:
     (tmp_path / "outbox.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(StoreError, match=r"outbox\.db"):
-        Outbox(tmp_path / "outbox.db", first_seq=1)
+
+    outbox = Outbox(tmp_path / "outbox.db", first_seq=7)
+
+    assert "0 rows were saved" in outbox.damage
+    assert (outbox.next_seq, outbox.pending()) == (7, None)
+    (aside,) = tmp_path.glob("outbox.db.damaged-*")
+    assert aside.read_bytes().startswith(b"no database")
+    outbox.close()
+    assert not Outbox(tmp_path / "outbox.db", first_seq=9).damage
+
+
+def test_what_can_be_read_of_a_damaged_inbox_is_kept(tmp_path: Path) -> None:
+    records = [bytes([i]) * 100_000 for i in range(50)]
+    inbox = Inbox(tmp_path / "inbox.db")
+    inbox.append(0, records)
+    inbox.close()
+    with (tmp_path / "inbox.db").open("r+b") as file:
+        file.seek(2_000_000)
+        file.write(b"\xff" * 500_000)
+
+    damaged = Inbox(tmp_path / "inbox.db")
+
+    saved = list(damaged.read(0, 0))
+    assert damaged.damage
+    assert 0 < len(saved) < 50
+    assert all(record in records for record in saved if b"\xff" not in record)
+
+
+def test_a_store_on_a_full_disk_is_a_typed_error_and_goes_on_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    outbox, inbox = Outbox(tmp_path / "outbox.db", first_seq=1), Inbox(tmp_path / "inbox.db")
+    outbox.put(1, b"small")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(StoreError, match="space"):
+            outbox.put(2, bytes(2 << 20))
+        with pytest.raises(StoreError, match="space"):
+            inbox.append(0, [bytes(2 << 20)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert (outbox.pending().content, list(inbox.read(0, 0))) == (b"small", [])
+    outbox.put(2, bytes(2 << 20))
+    inbox.append(0, [bytes(2 << 20)])
+    assert (outbox.pending().seq, len(list(inbox.read(0, 0)))) == (2, 1)
 
 
 def test_the_inbox_repeats_what_it_took_in_order_by_section(tmp_path: Path) -> None:

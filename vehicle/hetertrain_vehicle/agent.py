@@ -145,6 +145,8 @@ class Agent:
         # A new outbox counts from the clock, so that a node that lost its disk uses no number
         # twice.
         outbox = Outbox(settings.directory / "outbox.db", int(time.time() * 1000))
+        if outbox.damage:
+            self._log.error("outbox_damaged", damage=outbox.damage)
         worker = Worker(
             node=settings.node,
             policy=SYNC_PRESETS["sap"],

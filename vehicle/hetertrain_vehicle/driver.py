@@ -180,11 +180,18 @@ class VehicleDriver:
             case Settled(verdict, content):
                 if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
                     self._log.warning("update_refused", seq=verdict.seq, reason=verdict.reason)
-                self._outbox.settle(verdict.seq)
+                self._forget(verdict.seq)
                 self._step(UpdateSettled(verdict, unpack_update(content).payload), now)
             case FrameRefused(reason, detail):
                 self.refused[reason] += 1
                 self._log.warning("frame_refused", reason=reason, detail=detail)
+
+    def _forget(self, seq: int) -> None:
+        try:
+            self._outbox.settle(seq)
+        except StoreError as error:
+            # The next one takes its place; after a restart before that it is sent once more.
+            self._log.error("outbox_failed", error=str(error))
 
     def _step(self, event: Event, now: float) -> None:
         self._apply_worker(self.worker.handle(event, now), now)

@@ -120,16 +120,17 @@ class TermsRecord:
 
     policy: SyncPolicy
     weights: WeightPolicy
+    lineage: str
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Mapping[str, Any]]) -> TermsRecord:
+    def from_plain(cls, plain: Mapping[str, Any]) -> TermsRecord:
         """Read what ``asdict`` wrote; what another release does not know is left out."""
         names = ({f.name for f in fields(each)} for each in (SyncPolicy, WeightPolicy))
         policy, weights = (
             {name: plain[part][name] for name in known & plain[part].keys()}
             for part, known in zip(("policy", "weights"), names, strict=True)
         )
-        return cls(SyncPolicy(**policy), WeightPolicy(**weights))
+        return cls(SyncPolicy(**policy), WeightPolicy(**weights), plain["lineage"])
 
 
 Record = UpdateArrived | PartialArrived | CutRecord | TermsRecord
@@ -207,17 +208,23 @@ class Aggregator:
             case Tick():
                 pass
 
-    def adopt(self, policy: SyncPolicy, weights: WeightPolicy) -> TermsRecord | None:
+    def adopt(self, policy: SyncPolicy, weights: WeightPolicy, lineage: str) -> TermsRecord | None:
         """Go by other terms from now on; return what must be made durable first, if anything."""
-        if (policy, weights) == (self.policy, self.weights):
+        terms = TermsRecord(policy, weights, lineage)
+        if terms == self.terms:
             return None
         self.policy, self.weights = policy, weights
-        self.gate = replace(self.gate, max_lag=policy.max_lag)
+        self.gate = replace(self.gate, max_lag=policy.max_lag, lineage=lineage)
         if weights.outer == "none":
             self.outer = None
         elif self.outer is None:
             self.outer = OuterOptimizer.start(self.checkpoint.vector)
-        return TermsRecord(policy, weights)
+        return terms
+
+    @property
+    def terms(self) -> TermsRecord:
+        """What the job goes by."""
+        return TermsRecord(self.policy, self.weights, self.gate.lineage)
 
     def replay(self, record: Record) -> Release | None:
         """Repeat a persisted record after a restart; sums and versions come out identical.
@@ -228,8 +235,8 @@ class Aggregator:
             case UpdateArrived() | PartialArrived():
                 self._accept(record)
                 return None
-            case TermsRecord(policy, weights):
-                self.adopt(policy, weights)
+            case TermsRecord(policy, weights, lineage):
+                self.adopt(policy, weights, lineage)
                 return None
             case CutRecord(version, sync):
                 contributions = self._cut(ends_sync=sync is not None)
@@ -394,8 +401,7 @@ class Aggregator:
             "mean_discount": self.mean_discount,
             "seen": self.seen.to_plain(),
             "last_sync": self.last_sync,
-            "lineage": self.gate.lineage,
-            "terms": asdict(TermsRecord(self.policy, self.weights)),
+            "terms": asdict(self.terms),
         }
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:

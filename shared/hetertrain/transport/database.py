@@ -1,5 +1,8 @@
 """Opens the SQLite files of outbox and inbox: write-ahead log, and every commit on disk before it
 returns. A directory of state has one owner at a time.
+
+A damaged file is set aside, and what can still be read of it goes into a new one: a part starts
+without hands, and says what it may have lost.
 """
 
 from __future__ import annotations
@@ -7,6 +10,9 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -16,26 +22,78 @@ LOCK_FILE = "owner.lock"
 PAGE_BYTES = 1 << 16
 """The largest there is: contents are long, and with SQLite's own 4 KiB one of a model's size takes
 1.7 times as long."""
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def open_database(path: Path, schema: str) -> sqlite3.Connection:
-    """Open or create a database that one thread owns.
+@contextmanager
+def store_errors(doing: str) -> Iterator[None]:
+    """Turn the database's errors into StoreError."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(
+            f"cannot {doing}: {error}; check the disk, its space and its rights"
+        ) from error
+
+
+def open_database(path: Path, schema: str) -> tuple[sqlite3.Connection, str]:
+    """Open or create a database that one thread owns; say too what was damaged, if anything was.
 
     Raises:
-        StoreError: the file cannot be opened, or is not a database.
+        StoreError: the file cannot be opened.
     """
-    try:
+    with store_errors(f"open {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        database = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+        try:
+            return _open(path, schema), ""
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode & 0xFF not in _DAMAGED:
+                raise
+            aside = _set_aside(path)
+            database = _open(path, schema)
+            num_rows = _copy(aside, database)
+            return database, f"{error}: {num_rows} rows were saved from it; it is now {aside}"
+
+
+def _open(path: Path, schema: str) -> sqlite3.Connection:
+    database = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+    try:
         database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
         database.executescript(schema)
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(
-            f"cannot open {path}: {error}; check the disk, its space and its rights"
-        ) from error
+        (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            damaged = sqlite3.DatabaseError(verdict)
+            damaged.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+            raise damaged
+    except sqlite3.Error:
+        database.close()
+        raise
     return database
+
+
+def _set_aside(path: Path) -> Path:
+    aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+    for end in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + end).rename(aside.with_name(aside.name + end))
+    return aside
+
+
+def _copy(aside: Path, database: sqlite3.Connection) -> int:
+    """Copy all rows that can be read; return how many."""
+    num_rows = 0
+    tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    with closing(sqlite3.connect(aside)) as damaged, database:
+        database.execute("BEGIN")
+        for (table,) in tables:
+            with suppress(sqlite3.DatabaseError):
+                for row in damaged.execute(f"SELECT * FROM {table}"):  # noqa: S608  # our own names
+                    marks = ", ".join("?" * len(row))
+                    database.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)  # noqa: S608
+                    num_rows += 1
+    return num_rows
 
 
 def own_directory(directory: Path) -> TextIOWrapper:

@@ -8,12 +8,10 @@ before it is ever encoded.
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetertrain.errors import StoreError
-from hetertrain.transport.database import open_database
+from hetertrain.transport.database import open_database, store_errors
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pending (seq INTEGER PRIMARY KEY, content BLOB NOT NULL);
@@ -41,36 +39,45 @@ class Outbox:
         A node that lost its disk must not use a number twice: the driver gives the wall clock in
         milliseconds.
         """
-        self._database = open_database(path, _SCHEMA)
-        self._database.execute("INSERT OR IGNORE INTO counter VALUES (0, ?)", (first_seq,))
+        self._database, self.damage = open_database(path, _SCHEMA)
+        """Says what was wrong with the file, where an update may be missing; else empty."""
+        with store_errors("write the outbox"):
+            self._database.execute("INSERT OR IGNORE INTO counter VALUES (0, ?)", (first_seq,))
 
     @property
     def next_seq(self) -> int:
         """The number that the next content gets."""
-        return int(self._database.execute("SELECT next_seq FROM counter").fetchone()[0])
+        with store_errors("read the outbox"):
+            return int(self._database.execute("SELECT next_seq FROM counter").fetchone()[0])
 
     def pending(self) -> Pending | None:
         """Return the content under way, if any."""
-        row = self._database.execute("SELECT seq, content FROM pending ORDER BY seq").fetchone()
+        with store_errors("read the outbox"):
+            query = "SELECT seq, content FROM pending ORDER BY seq"
+            row = self._database.execute(query).fetchone()
         return None if row is None else Pending(int(row[0]), bytes(row[1]))
 
     def put(self, seq: int, content: bytes) -> None:
-        """Make a content durable, and its number used.
+        """Make a content durable, and its number used; one before it has its verdict.
 
         Raises:
             StoreError: the disk is full or broken; nothing was stored.
         """
-        try:
-            with self._database:
-                self._database.execute("BEGIN")
-                self._database.execute("INSERT INTO pending VALUES (?, ?)", (seq, content))
-                self._database.execute("UPDATE counter SET next_seq = ?", (seq + 1,))
-        except sqlite3.Error as error:
-            raise StoreError(f"the outbox cannot store update {seq}: {error}") from error
+        with store_errors(f"store update {seq} in the outbox"), self._database:
+            self._database.execute("BEGIN")
+            self._database.execute("DELETE FROM pending")
+            self._database.execute("INSERT INTO pending VALUES (?, ?)", (seq, content))
+            self._database.execute("UPDATE counter SET next_seq = ?", (seq + 1,))
 
     def settle(self, seq: int) -> None:
-        """Forget a content that has its verdict."""
-        self._database.execute("DELETE FROM pending WHERE seq = ?", (seq,))
+        """Forget a content that has its verdict.
+
+        Raises:
+            StoreError: the disk is full or broken. After a restart it would be sent once more, and
+                be a duplicate.
+        """
+        with store_errors(f"settle update {seq} in the outbox"):
+            self._database.execute("DELETE FROM pending WHERE seq = ?", (seq,))
 
     def close(self) -> None:
         """Close the file."""
