@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,10 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from hetertrain.task import layout_of, load_task
+from hetertrain.transport import mqtt
+from hetertrain.wire.uplink import Outgoing
+from hetertrain_cloud.audit import audit
 from hetertrain_cloud.driver import VERSIONS_FILE
 from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.fleet import Fleet, FleetPlan
@@ -126,6 +131,48 @@ def test_a_damaged_journal_is_said_and_the_job_goes_on_as_another_run(watched: W
     wait_until(lambda: len(watched.history()) >= len(before) + 3, "versions after it")
     assert '"journal_damaged"' in (watched.fleet.plan.directory / "logs" / "cloud.log").read_text()
     assert watched.history()[-1]["lineage"] != before[-1]["lineage"]
+
+
+def test_garbage_and_replays_on_every_topic_are_counted_and_change_nothing(
+    watched: Watched,
+) -> None:
+    plan, chance = watched.fleet.plan, random.Random(7)
+    heard: list[mqtt.Received] = []
+    connection = mqtt.Connection(
+        mqtt.Endpoint(host=plan.host, port=plan.port, client_id="stranger"),
+        ("ht/1/#",),
+        lambda event: heard.append(event) if isinstance(event, mqtt.Received) else None,
+    )
+    connection.start()
+    try:
+        wait_until(lambda: watched.version() >= 5, "the first versions")
+        known = list(heard)
+        assert len({event.topic.split("/")[-1] for event in known}) > 5
+        for _ in range(600):
+            event = chance.choice(known)
+            topic, frame = event.topic, event.frame
+            place = chance.randrange(len(frame))
+            frame = chance.choice(
+                (
+                    chance.randbytes(chance.randrange(300)),
+                    frame,
+                    frame[:place],
+                    frame + b"\0" * chance.choice((1, 900_000)),
+                    frame[:place] + bytes([frame[place] ^ 1]) + frame[place + 1 :],
+                    chance.choice(known).frame,
+                )
+            )
+            connection.publish((Outgoing(topic, frame),))
+        at = watched.version()
+        wait_until(lambda: watched.version() >= at + 10, "versions after the garbage")
+        refused = watched.monitor.statuses()["cloud"].refused
+    finally:
+        connection.stop()
+    assert watched.fleet.dead() == []
+    assert {"frame_foreign", "frame_length", "frame_digest", "frame_identity"} <= refused.keys()
+    watched.fleet.stop()
+    task = load_task(plan.task)
+    assert audit(plan.aggregator().directory, layout_of(task, task.model())).is_clean
 
 
 def test_a_stopped_fleet_leaves_no_process_and_a_final_model(watched: Watched) -> None:

@@ -22,6 +22,8 @@ LOCK_FILE = "owner.lock"
 PAGE_BYTES = 1 << 16
 """The largest there is: contents are long, and with SQLite's own 4 KiB one of a model's size takes
 1.7 times as long."""
+LOG_BYTES = 4 << 20
+"""What the write-ahead log takes before it goes into the file, and keeps of the disk after."""
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -61,6 +63,8 @@ def _open(path: Path, schema: str) -> sqlite3.Connection:
         database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = FULL")
+        database.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // PAGE_BYTES}")
+        database.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
         database.executescript(schema)
         (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":

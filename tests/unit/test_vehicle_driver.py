@@ -1,0 +1,102 @@
+"""A vehicle at work in virtual time, with a real outbox on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from hetertrain import codec
+from hetertrain.core.gate import Outcome, Verdict
+from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS
+from hetertrain.core.tiers import TIERS
+from hetertrain.core.update import Update
+from hetertrain.core.worker import Trained, TrainOrder, Worker
+from hetertrain.logging import silent_logger
+from hetertrain.transport import mqtt
+from hetertrain.transport.outbox import Outbox
+from hetertrain.wire import topics
+from hetertrain.wire.contents import JobTerms, unpack_update, verdict_message
+from hetertrain.wire.frames import Begin, NodeState, pack, unpack
+from hetertrain.wire.uplink import ModelReceived, Outgoing, Uplink
+from hetertrain_vehicle.driver import VehicleDriver
+from tests.builders import LAYOUT
+
+SIZE = 20_000
+OFFLINE_SECONDS = 3600.0
+REPORT_SECONDS = 0.5
+NONE = np.empty(0, np.int64)
+TERMS = JobTerms(LAYOUT, SYNC_PRESETS["sap"], WEIGHT_PRESETS["sap"], {}, "run")
+
+
+class Wire:
+    """A link that remembers what was published, and a trainer that is told what to do."""
+
+    bytes_up = bytes_down = 0
+
+    def __init__(self) -> None:
+        self.sent: list[Outgoing] = []
+        self.orders: list[TrainOrder] = []
+
+    def publish(self, outgoing: tuple[Outgoing, ...]) -> None:
+        self.sent.extend(outgoing)
+
+    def resubscribe(self, subscriptions: tuple[str, ...]) -> None:
+        del subscriptions
+
+    def order(self, order: TrainOrder) -> None:
+        self.orders.append(order)
+
+    def interrupt(self) -> None:
+        return
+
+
+def test_an_hour_offline_costs_one_update_of_disk_and_all_of_it_arrives_as_one(
+    tmp_path: Path,
+) -> None:
+    wire, outbox = Wire(), Outbox(tmp_path / "outbox.db", first_seq=1)
+    tier = TIERS["t3"]
+    state = NodeState(node="n0", job="job", cell="cloud", tier="t3", role="vehicle", is_online=True)
+    worker = Worker("n0", TERMS.policy, tier, examples=100, layout=LAYOUT, next_seq=1)
+    driver = VehicleDriver(worker, Uplink(state, tier), outbox, wire, wire, silent_logger())
+    now, local = 0.0, np.zeros(SIZE, np.float32)
+    driver.take(mqtt.Connected(), now)
+    driver.hold(ModelReceived(0, local.copy(), NONE, None, TERMS), now)
+
+    def train() -> None:
+        nonlocal now
+        now += REPORT_SECONDS
+        local[:] += np.float32(1e-4)
+        driver.trained(Trained(local.copy(), NONE, 5, 0.1), now)
+        driver.tick(now)
+
+    def settle() -> Update:
+        pending = outbox.pending()
+        assert pending is not None
+        verdict = verdict_message(Verdict("n0", pending.seq, Outcome.MERGED))
+        driver.take(mqtt.Received(topics.inbox("n0"), pack(verdict)), now)
+        return unpack_update(pending.content)
+
+    while outbox.pending() is None:
+        train()
+    driver.take(mqtt.Disconnected("a tunnel"), now)
+    num_sent, num_bytes = len(wire.sent), []
+    while now < OFFLINE_SECONDS:
+        train()
+        num_bytes.append(sum(file.stat().st_size for file in tmp_path.glob("outbox.db*")))
+    assert len(wire.sent) == num_sent
+    assert num_bytes[-1] == num_bytes[0]
+
+    driver.take(mqtt.Connected(), now)
+    first = settle()
+    while outbox.pending() is None:
+        train()
+    second = settle()
+
+    begun = [unpack(each.frame)[0] for each in wire.sent[num_sent:]]
+    assert {message.seq for message in begun if isinstance(message, Begin)} == {1, 2}
+    assert (first.seq, second.seq) == (1, 2)
+    assert first.steps + second.steps == worker.num_steps
+    decoded = [codec.decode(update.payload, SIZE) for update in (first, second)]
+    left = local - decoded[0] - decoded[1]
+    assert np.abs(left).max() < 0.02 * np.abs(local).max()
