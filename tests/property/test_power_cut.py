@@ -23,6 +23,7 @@ from hetertrain.transport.inbox import Inbox
 from hetertrain_cloud.checkpoints import CheckpointStore
 
 SECTOR_BYTES = 512
+LOG_HEADER_BYTES = 32
 FILES = ("inbox.db", "inbox.db-wal")
 Image = dict[str, bytes]
 
@@ -37,14 +38,18 @@ def image_of(directory: Path) -> Image:
 def torn(before: Image, after: Image, chance: random.Random) -> Image:
     """Return what a power cut may leave of the writes that led from one image to the other.
 
-    The log is synced before anything of it goes into the file; so the log is torn, or the file is.
+    The log is synced before anything of it goes into the file, so the log is torn or the file is;
+    and a log that begins anew syncs its header before the rest.
     """
-    log_is_whole = chance.random() < 0.5
     file, log = FILES
-    return {
-        file: _torn(before[file], after[file], chance) if log_is_whole else before[file],
-        log: after[log] if log_is_whole else _torn(before[log], after[log], chance),
-    }
+    if chance.random() < 0.5:
+        return {file: _torn(before[file], after[file], chance), log: after[log]}
+    header = after[log][:LOG_HEADER_BYTES]
+    begins_anew = before[log][:LOG_HEADER_BYTES] != header
+    if begins_anew and chance.random() < 0.2:
+        return before
+    rest = _torn(before[log], after[log], chance)
+    return {file: before[file], log: header + rest[LOG_HEADER_BYTES:]}
 
 
 def _torn(old: bytes, new: bytes, chance: random.Random) -> bytes:
