@@ -34,7 +34,7 @@ next_connection_delay_ms = 1
 
 [v5.1.connections]
 connection_timeout_ms = 60000
-max_payload_size = 1048576
+max_payload_size = {packet_bytes}
 max_inflight_count = 200
 dynamic_filters = true
 """
@@ -51,12 +51,14 @@ class EmbeddedBrokerSettings(Settings):
 class EmbeddedBroker:
     """A broker for the time of a ``with`` block; it ends with this process in any case."""
 
-    def __init__(self, directory: Path, port: int = 0) -> None:
+    def __init__(self, directory: Path, port: int = 0, packet_bytes: int = 1 << 20) -> None:
         self.host = "127.0.0.1"
         self.port = port or _free_port()
         directory.mkdir(parents=True, exist_ok=True)
         configuration = directory / "rumqttd.toml"
-        configuration.write_text(_CONFIGURATION.format(port=self.port), encoding="utf-8")
+        configuration.write_text(
+            _CONFIGURATION.format(port=self.port, packet_bytes=packet_bytes), encoding="utf-8"
+        )
         self._broker = Broker(config_path=str(configuration))
 
     def __enter__(self) -> EmbeddedBroker:

@@ -277,12 +277,27 @@ def _bench_aggregate(arguments: argparse.Namespace, output: Path) -> dict[str, A
     return results | {"measures": [asdict(m) for m in measures]}
 
 
+def _bench_transfer(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
+    from rich.console import Console
+
+    from hetertrain_lab.page import terminal_table
+    from hetertrain_lab.progress import track
+    from hetertrain_lab.transfer_bench import run_transfer, transfer_rows
+
+    with track("transfer", 1.0) as on_progress:
+        measure = run_transfer(output, is_quick=arguments.quick, on_progress=on_progress)
+    if not arguments.json:
+        Console().print(terminal_table(transfer_rows(measure)))
+    return asdict(measure)
+
+
 BENCHES: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "speedup": _bench_speedup,
     "fidelity": _bench_fidelity,
     "codec": _bench_codec,
     "wire": _bench_wire,
     "aggregate": _bench_aggregate,
+    "transfer": _bench_transfer,
 }
 """Benchmarks by name; each returns its results and shows them, unless JSON is asked for."""
 

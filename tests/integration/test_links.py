@@ -15,6 +15,7 @@ from hetertrain.core.tiers import TIERS
 from hetertrain.transport import mqtt
 from hetertrain.wire.uplink import Outgoing
 from hetertrain_lab.broker import EmbeddedBroker
+from hetertrain_lab.transfer_bench import run_transfer
 from tests.integration.mosquitto import Mosquitto
 from tests.integration.pair import Pair
 from tests.integration.proxy import ShapingProxy
@@ -26,6 +27,8 @@ UPDATE_BYTES_MAX = 24_000
 TRANSFER_BYTES = 1 << 20
 CUT_BITS_PER_SECOND = 16e6
 RESENT_MAX = 2
+EXTRA_MIB_MAX = 32
+"""Half of the model: one more copy of it would be noticed."""
 
 
 Start = Callable[..., tuple[Pair, ShapingProxy]]
@@ -91,6 +94,14 @@ def test_an_upload_that_is_cut_goes_on_where_it_stood_and_counts_once(
     assert pair.contents == {1: content}
     assert pair.chunks_up.keys() == set(range(TRANSFER_BYTES // TIERS["t2"].chunk_bytes))
     assert pair.chunks_up.total() - len(pair.chunks_up) <= RESENT_MAX
+
+
+def test_a_model_goes_through_small_packets_in_little_memory(tmp_path: Path) -> None:
+    """64 MiB here; ``hetertrain bench transfer`` sends 1 GiB."""
+    measure = run_transfer(tmp_path, is_quick=True, on_progress=lambda _share: None)
+
+    assert measure.aggregator_extra_mib < EXTRA_MIB_MAX
+    assert measure.node_extra_mib < EXTRA_MIB_MAX
 
 
 def test_a_node_behind_a_web_server_speaks_over_websocket(tmp_path: Path) -> None:

@@ -402,6 +402,28 @@ def test_terms_round_half_to_even_on_the_grid() -> None:
     assert sums.tolist() == [0, 2, 2, 0]
 
 
+@pytest.mark.parametrize("offset", range(8))
+@pytest.mark.parametrize("budget_bytes", [None, 300_000, 9_000])
+def test_a_payload_that_is_taken_over_decodes_to_the_same(
+    offset: int, budget_bytes: int | None
+) -> None:
+    delta = random_delta(300_000)
+    payload = codec.encode(delta, budget_bytes).payload
+    content = memoryview(bytearray(offset) + payload)[offset:]
+
+    owned = codec.decode_owned(content, delta.size)
+
+    assert owned.tobytes() == codec.decode(payload, delta.size).tobytes()
+    assert owned.flags.writeable
+    assert (owned.base is None) == (budget_bytes is not None)
+
+
+def test_a_whole_model_is_the_payload_that_encodes_it_exactly() -> None:
+    head, values = codec.whole(delta := random_delta(1000))
+
+    assert head + bytes(values) == codec.encode(delta, None).payload
+
+
 def test_norm_and_peak_are_those_of_the_dense_vector() -> None:
     delta = random_delta(200_000)
 

@@ -10,7 +10,15 @@ Everything here is a pure function of its arguments: the same delta gives the sa
 from hetertrain.codec import kernels
 from hetertrain.codec.encoder import encode
 from hetertrain.codec.merge import FRACTION_BITS, VALUE_MAX, add_into, decode_into
-from hetertrain.codec.payload import MINIMUM_BUDGET_BYTES, Decoded, Encoded, decode, parse
+from hetertrain.codec.payload import (
+    MINIMUM_BUDGET_BYTES,
+    Decoded,
+    Encoded,
+    decode,
+    decode_owned,
+    parse,
+    whole,
+)
 
 __all__ = [
     "FRACTION_BITS",
@@ -22,8 +30,10 @@ __all__ = [
     "add_into",
     "decode",
     "decode_into",
+    "decode_owned",
     "encode",
     "parse",
+    "whole",
 ]
 
 

@@ -25,7 +25,14 @@ from numpy.typing import NDArray
 from hetertrain.codec.entropy import restore, shorten
 from hetertrain.codec.indices import SIZE_MAX, decode_gaps
 from hetertrain.codec.kernels import SCALE_MAX, packed_bytes
-from hetertrain.codec.quantise import BITS, FLOAT_BITS, SCALE_BYTES, Levels, scale_count
+from hetertrain.codec.quantise import (
+    BITS,
+    FLOAT_BITS,
+    NOT_FINITE,
+    SCALE_BYTES,
+    Levels,
+    scale_count,
+)
 from hetertrain.codec.sparsify import INFINITY_BITS, above
 from hetertrain.codec.version_1 import decode_leb128
 from hetertrain.errors import PayloadError
@@ -33,6 +40,7 @@ from hetertrain.errors import PayloadError
 CODEC_VERSION = 2
 FLOAT_BYTES = 4
 LITTLE_FLOAT = np.dtype("<f4")
+_MOVED_BYTES = 1 << 20
 
 _HEADER = struct.Struct("<BBBBII")
 
@@ -139,6 +147,49 @@ def pack(decoded: Decoded, gaps: bytes = b"") -> Encoded:
     header = _HEADER.pack(CODEC_VERSION, form, levels.bits, packing, decoded.size, levels.size)
     scales = levels.scales.astype(LITTLE_FLOAT, copy=False)
     return Encoded(b"".join((header, scales.data, code, gaps)), decoded)
+
+
+def whole(vector: NDArray[np.float32]) -> tuple[bytes, memoryview]:
+    """Return the payload that is exactly ``vector``, as its head and a view of its values.
+
+    Raises:
+        PayloadError: the vector is not finite.
+    """
+    if above(vector, INFINITY_BITS).size:
+        raise PayloadError(NOT_FINITE)
+    values = np.ascontiguousarray(vector, LITTLE_FLOAT).view(np.uint8)
+    head = _HEADER.pack(CODEC_VERSION, Form.DENSE, FLOAT_BITS, 0, vector.size, vector.size)
+    return head, values.data
+
+
+def decode_owned(payload: memoryview, size: int) -> NDArray[np.float32]:
+    """Return what ``decode`` does, in the memory of a payload that nobody needs any more, if the
+    payload is exact: a model's worth less of memory.
+
+    ``payload`` is writable, and something else afterwards.
+
+    Raises:
+        PayloadError: the payload is malformed, or not of a vector of ``size``.
+    """
+    _, _, bits, _, _ = _read_header(payload, size)
+    if (
+        payload.readonly
+        or bits != FLOAT_BITS
+        or payload.nbytes != _HEADER.size + FLOAT_BYTES * size
+    ):
+        return decode(payload, size)
+    code = np.frombuffer(payload, np.uint8)
+    # Values begin at a multiple of their size: down by a few bytes, into the header.
+    shift = (code.ctypes.data + _HEADER.size) % FLOAT_BYTES
+    begin = _HEADER.size - shift
+    if shift:
+        for start in range(_HEADER.size, code.size, _MOVED_BYTES):
+            part = code[start : start + _MOVED_BYTES]
+            code[start - shift : start - shift + part.size] = part.copy()
+    values = code[begin : begin + FLOAT_BYTES * size].view(LITTLE_FLOAT)
+    if above(values, INFINITY_BITS).size:
+        raise PayloadError("a value is not finite")
+    return values.astype(np.float32, copy=False)
 
 
 def decode(payload: bytes | memoryview, size: int) -> NDArray[np.float32]:

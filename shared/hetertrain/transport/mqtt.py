@@ -44,7 +44,7 @@ SESSION_EXPIRY_SECONDS = 3600
 BACKOFF_SECONDS_MIN = 0.2
 BACKOFF_SECONDS_MAX = 30.0
 POLL_SECONDS_MAX = 0.5
-QUEUE_BYTES_MAX = 256 << 20
+QUEUE_BYTES_MAX = 32 << 20
 """Frames that wait for the connection; beyond it the oldest are dropped and counted: senders
 repeat.
 """

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from hetertrain.core.tiers import Tier
 from hetertrain.core.update import Checkpoint
 from hetertrain.wire.frames import Begin, Chunk, Message
-from hetertrain.wire.transfer import content_digest
+from hetertrain.wire.transfer import Content
 
 FLOAT_BYTES = 4
 
@@ -25,7 +25,7 @@ class Offer:
     """A content that nodes of the tier may ask for."""
 
     begin: Begin
-    content: bytes
+    content: Content
     base: str
     """Digest of the model that it applies to; empty: it is whole."""
     model: str
@@ -33,12 +33,12 @@ class Offer:
     due_at: float
     """When its broadcast should have arrived everywhere."""
 
-    def messages(self, indices: Iterable[int]) -> Iterator[tuple[Message, memoryview]]:
+    def messages(self, indices: Iterable[int]) -> Iterator[tuple[Message, bytes | memoryview]]:
         """Return the chunks of ``indices``."""
-        size, content = self.begin.chunk_bytes, memoryview(self.content)
+        size = self.begin.chunk_bytes
         for index in indices:
             chunk = Chunk(node=self.begin.node, seq=self.begin.seq, index=index)
-            yield chunk, content[index * size : (index + 1) * size]
+            yield chunk, self.content.part(index * size, (index + 1) * size)
 
     @property
     def num_chunks(self) -> int:
@@ -66,6 +66,13 @@ class Chain:
     """Nodes that hold nothing from which differences go on."""
     serve_at: float = 0.0
     """When they are served, together."""
+    sending: Offer | None = None
+    """A broadcast that goes out burst by burst."""
+    send_from: int = 0
+    """The chunk with which it goes on."""
+    send_at: float = 0.0
+    sent_whole: Offer | None = None
+    """The last whole model that was broadcast, for those who miss chunks of it."""
     whole: Offer | None = None
     """What they are given, while somebody takes it."""
     whole_used_at: float = 0.0
@@ -81,7 +88,7 @@ class Chain:
         self,
         cell: str,
         seq: int,
-        content: bytes,
+        content: Content,
         chunk_bytes: int,
         base: str,
         model: str,
@@ -93,7 +100,7 @@ class Chain:
             seq=seq,
             size_bytes=len(content),
             chunk_bytes=chunk_bytes,
-            digest=content_digest(content),
+            digest=content.digest(),
         )
         return Offer(begin, content, base, model, due_at)
 
@@ -127,9 +134,8 @@ class Chain:
 
     def find(self, seq: int) -> Offer | None:
         """Return what is on offer under this number."""
-        if self.whole is not None and self.whole.begin.seq == seq:
-            return self.whole
-        found = (each for each in self._differences.values() if each.begin.seq == seq)
+        offers = (self.whole, self.sent_whole, *self._differences.values())
+        found = (each for each in offers if each is not None and each.begin.seq == seq)
         return next(found, None)
 
     @property

@@ -39,14 +39,17 @@ class JobTerms:
 
 
 def unpack_as(
-    message_class: type[M], frame: bytes | bytearray | memoryview
+    message_class: type[M],
+    frame: bytes | bytearray | memoryview,
+    *,
+    is_verified: bool = False,
 ) -> tuple[M, memoryview]:
     """Unpack a frame that must carry a ``message_class``.
 
     Raises:
         FrameError: it is damaged, or carries something else (reason ``content``).
     """
-    message, payload = unpack(frame)
+    message, payload = unpack(frame, is_verified=is_verified)
     if not isinstance(message, message_class):
         raise FrameError(
             "content", f"{type(message).__name__} where {message_class.__name__} was due"

@@ -19,6 +19,7 @@ import numpy as np
 from hetertrain import codec
 from hetertrain.core.aggregator import SyncNotice
 from hetertrain.core.gate import Verdict
+from hetertrain.core.layout import Vector
 from hetertrain.core.tiers import TIERS, Tier
 from hetertrain.core.update import Checkpoint, model_digest
 from hetertrain.core.worker import PERIODS_MAX
@@ -38,9 +39,10 @@ from hetertrain.wire.frames import (
     Sync,
     TierConfirmed,
     pack,
+    pack_head,
     unpack,
 )
-from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Receiver, chunk_bytes_for
+from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Content, Receiver, chunk_bytes_for
 from hetertrain.wire.uplink import HEARTBEAT_SECONDS, FrameRefused, Outgoing
 
 SILENCE_HEARTBEATS = 4
@@ -51,6 +53,8 @@ DUE_HEARTBEATS = 2
 """A node that lacks a difference so many heartbeats after its broadcast has missed it."""
 WHOLE_IDLE_SECONDS = 60.0
 """A whole model that nobody asked for so long is no longer kept ready."""
+BURST_BYTES = 4 << 20
+"""A longer broadcast goes out in bursts, at its tier's rate, so that no queue has to hold it."""
 CONTENT_GROUPS_MAX = 64
 RECEIVERS_MAX = 4096
 """Transfers under way at a time."""
@@ -99,6 +103,12 @@ class DownlinkReady:
     wake_at: float
 
 
+def _whole_content(head: ModelContent, vector: Vector) -> Content:
+    """Put a head before a model, whose memory the content shares."""
+    codec_head, values = codec.whole(vector)
+    return Content(pack_head(head, codec_head, values) + codec_head, values)
+
+
 @dataclass(slots=True)
 class Downlink:
     """One aggregator's conversation with the nodes of its cell."""
@@ -141,7 +151,7 @@ class Downlink:
         self._packet_bytes_max = packet_bytes_max
         for chain in self._chains.values():
             chain.restart()
-            chain.whole = None
+            chain.sending = chain.sent_whole = chain.whole = None
 
     def _chunk_bytes(self, tier: Tier) -> int:
         return chunk_bytes_for(tier.chunk_bytes, self._packet_bytes_max)
@@ -192,22 +202,33 @@ class Downlink:
             for node, heard_at in list(self._heard_at.items()):
                 if now > heard_at + self.silence_seconds:
                     self._forget(node)
-        wake_at = now + self.heartbeat_seconds
-        for chain in self._chains.values():
-            if chain.needy and self._checkpoint is not None:
-                if now >= chain.serve_at:
-                    self._serve(chain, now)
-                wake_at = min(wake_at, max(chain.serve_at, now + 0.05))
-            if self._has_news(chain):
-                if now >= chain.free_at:
-                    self._broadcast(chain, now, None)
-                wake_at = min(wake_at, max(chain.free_at, now + 0.05))
-            if chain.whole is not None and now > chain.whole_used_at + WHOLE_IDLE_SECONDS:
-                chain.whole = None
+        wakes = [self._tick_chain(chain, now) for chain in self._chains.values()]
+        wake_at = min(wakes, default=now + self.heartbeat_seconds)
         ready = DownlinkReady(tuple(self._send), tuple(self._events), wake_at)
         self._send.clear()
         self._events.clear()
         return ready
+
+    def _tick_chain(self, chain: Chain, now: float) -> float:
+        """Do what is due in one tier; return when to come again."""
+        wake_at = now + self.heartbeat_seconds
+        if chain.needy and self._checkpoint is not None:
+            if now >= chain.serve_at:
+                self._serve(chain, now)
+            wake_at = min(wake_at, max(chain.serve_at, now + 0.05))
+        if chain.sending is not None:
+            if now >= chain.send_at:
+                self._go_on(chain, now)
+            wake_at = min(wake_at, max(chain.send_at, now + 0.005))
+        if self._has_news(chain):
+            if now >= chain.free_at:
+                self._broadcast(chain, now, None)
+            wake_at = min(wake_at, max(chain.free_at, now + 0.05))
+        if chain.whole is not None and now > chain.whole_used_at + WHOLE_IDLE_SECONDS:
+            chain.whole = None
+        if now > chain.whole_until + WHOLE_IDLE_SECONDS:
+            chain.sent_whole = None
+        return wake_at
 
     def _has_news(self, chain: Chain) -> bool:
         if self._checkpoint is None or self._terms is None:
@@ -307,9 +328,8 @@ class Downlink:
         assert self._terms is not None, "a model is held, so there was a version"
         if not chain.offers_whole:
             head = self._head(chain.held, chain.digest, None, "", self._terms)
-            payload = codec.encode(chain.held.vector, None).payload
             self._seq += 1
-            content = pack(head, payload)
+            content = _whole_content(head, chain.held.vector)
             size = self._chunk_bytes(chain.tier)
             chain.whole = chain.offer(self.cell, self._seq, content, size, "", chain.digest, now)
         assert chain.whole is not None, "it is on offer now"
@@ -432,8 +452,7 @@ class Downlink:
             or whole_bytes <= budget
         )
         if is_whole:
-            base, vector = "", checkpoint.vector
-            payload = codec.encode(vector, None).payload
+            base, vector, payload = "", checkpoint.vector, b""
         else:
             assert chain.held is not None, "a difference has a base"
             base = chain.digest
@@ -446,24 +465,42 @@ class Downlink:
         chain.hold(held, digest, (terms.lineage, checkpoint.version))
         head = self._head(held, digest, sync, base, terms)
         self._seq += 1
-        content = pack(head, payload)
+        content = (
+            _whole_content(head, vector)
+            if is_whole
+            else Content(pack_head(head, payload), memoryview(payload))
+        )
         airtime = chain.tier.seconds_for(len(content))
         chain.sent_at = now
         chain.free_at = max(now, chain.free_at) + airtime
         due_at = chain.free_at + DUE_HEARTBEATS * self.heartbeat_seconds
         size = self._chunk_bytes(chain.tier)
         offer = chain.offer(self.cell, self._seq, content, size, base, digest, due_at)
-        topic = topics.down(self.job, self.cell, chain.tier.name)
-        self._publish(topic, offer.begin)
-        for message, chunk in offer.messages(range(offer.num_chunks)):
-            self._publish(topic, message, chunk)
+        self._publish(topics.down(self.job, self.cell, chain.tier.name), offer.begin)
+        chain.sending, chain.send_from = offer, 0
+        self._go_on(chain, now)
         if is_whole:
             chain.restart()
+            chain.sent_whole = offer
             chain.needs_whole = False
             chain.whole_until = chain.free_at + self.heartbeat_seconds
         else:
             chain.remember(offer)
             chain.free_at = max(chain.free_at, now + airtime / policy.budget_share)
+
+    def _go_on(self, chain: Chain, now: float) -> None:
+        """Send the next burst of a broadcast; what is short is one burst."""
+        offer = chain.sending
+        assert offer is not None, "a broadcast is under way"
+        size = offer.begin.chunk_bytes
+        stop = min(chain.send_from + max(1, BURST_BYTES // size), offer.num_chunks)
+        topic = topics.down(self.job, self.cell, chain.tier.name)
+        for message, chunk in offer.messages(range(chain.send_from, stop)):
+            self._publish(topic, message, chunk)
+        chain.send_at = now + chain.tier.seconds_for((stop - chain.send_from) * size)
+        chain.send_from = stop
+        if stop == offer.num_chunks:
+            chain.sending = None
 
     def _head(
         self, held: Checkpoint, digest: str, sync: int | None, base: str, terms: JobTerms

@@ -309,12 +309,18 @@ _ADAPTERS: dict[type[Message], TypeAdapter[Message]] = {
 
 def pack(message: Message, payload: bytes | memoryview = b"") -> bytes:
     """Put a message and its raw payload into one frame."""
+    return b"".join((pack_head(message, payload), payload))
+
+
+def pack_head(message: Message, *payload: bytes | memoryview) -> bytes:
+    """Return what goes before the parts of a payload, in a frame that is never put together."""
     names = _FIELDS[type(message)]
     header = msgpack.packb({name: getattr(message, name) for name in names}, default=asdict)
     assert len(header) <= HEADER_BYTES_MAX, "a header is small"
-    head = (MAGIC, PROTOCOL_VERSION, _NUMBERS[type(message)], len(header), len(payload))
-    digest = _digest(_HEAD.pack(*head, b""), header, payload)
-    return b"".join((_HEAD.pack(*head, digest), header, payload))
+    num_bytes = sum(len(part) for part in payload)
+    head = (MAGIC, PROTOCOL_VERSION, _NUMBERS[type(message)], len(header), num_bytes)
+    digest = _digest(_HEAD.pack(*head, b""), header, *payload)
+    return b"".join((_HEAD.pack(*head, digest), header))
 
 
 def unpack(

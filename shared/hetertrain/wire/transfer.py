@@ -44,9 +44,34 @@ def chunk_bytes_for(chunk_bytes: int, packet_bytes_max: int | None) -> int:
     return max(CHUNK_BYTES_MIN, min(chunk_bytes, packet_bytes_max - FRAME_BYTES_MAX))
 
 
-def content_digest(content: bytes | bytearray) -> str:
+def content_digest(*parts: bytes | bytearray | memoryview) -> str:
     """Digest a whole content (BLAKE2b, 128 bits)."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    hasher = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        hasher.update(part)
+    return hasher.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Bytes in two parts, so that a model's numbers need not be copied behind their head."""
+
+    head: bytes
+    body: memoryview
+
+    def __len__(self) -> int:
+        return len(self.head) + len(self.body)
+
+    def part(self, start: int, stop: int) -> bytes | memoryview:
+        """Return a range of it."""
+        border = len(self.head)
+        if start >= border:
+            return self.body[start - border : stop - border]
+        return self.head[start:stop] + bytes(self.body[: max(0, stop - border)])
+
+    def digest(self) -> str:
+        """Digest it as a whole."""
+        return content_digest(self.head, self.body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -415,7 +415,8 @@ class Uplink:
             self._events.append(Settled(verdict, sender.content))
 
     def _take_model(self, content: bytearray) -> None:
-        head, encoded = unpack_as(ModelContent, memoryview(content))
+        # Its chunks were compared with the announced digest.
+        head, encoded = unpack_as(ModelContent, content, is_verified=True)
         if self.layout is not None and head.layout != self.layout:
             raise LayoutError(f"the job's layout {head.layout} is not this task's {self.layout}")
         if head.base and head.base != self._digest:
@@ -435,7 +436,7 @@ class Uplink:
         if not head.base:
             if head.size > len(encoded):
                 raise FrameError("size", "a whole model has at least a byte per parameter")
-            return codec.decode(encoded, head.size), integers
+            return codec.decode_owned(encoded, head.size), integers
         assert self._model is not None, "a held digest has a model"
         vector = self._model.vector.copy()
         codec.parse(encoded, head.size).add_to(vector)
