@@ -23,7 +23,6 @@ from hetertrain.core.aggregator import (
     Aggregator,
     Event,
     Ready,
-    Record,
     Release,
     Tick,
 )
@@ -44,8 +43,8 @@ from hetertrain_cloud.checkpoints import CheckpointStore
 from hetertrain_cloud.journal import repeat, restored, write_record
 
 CHECKPOINT_CUTS = 10
-COMMIT_RECORDS_MAX = 64
-"""So many accepted updates at most share a commit of the journal."""
+COMMIT_BYTES_MAX = 4 << 20
+"""Accepted updates share a commit of the journal up to so many bytes."""
 VERSIONS_FILE = "versions.jsonl"
 
 
@@ -85,8 +84,9 @@ class JobDriver:
         self.updates_by_lag: Counter[int] = Counter()
         self._began_at: float | None = None
         self._machine_wakes_at = 0.0
-        self._records: list[Record] = []
+        self._records: list[bytes | bytearray] = []
         """Accepted since the last commit; nothing was said of them yet."""
+        self._record_bytes = 0
         self._verdicts: list[Verdict] = []
         self._mark = 0
         """The version that they were accepted into: a cut always commits."""
@@ -151,7 +151,7 @@ class JobDriver:
             StoreError: the journal cannot be written; nothing was acknowledged.
         """
         self.cell.take(event, now)
-        if not has_more or len(self._records) >= COMMIT_RECORDS_MAX:
+        if not has_more or self._record_bytes >= COMMIT_BYTES_MAX:
             self._commit(now)
 
     def tick(self, now: float) -> None:
@@ -182,7 +182,9 @@ class JobDriver:
 
     def _apply(self, ready: Ready, now: float) -> None:
         self._machine_wakes_at = ready.wake_at if ready.wake_at is not None else now + 1.0
-        self._records.extend(ready.persist)
+        written = [write_record(record) for record in ready.persist]
+        self._records.extend(written)
+        self._record_bytes += sum(len(each) for each in written)
         self._verdicts.extend(ready.verdicts)
         if ready.notice is None and ready.release is None and not ready.pulls:
             return
@@ -196,9 +198,9 @@ class JobDriver:
 
     def _commit(self, now: float) -> None:
         """Make durable what was accepted, then say so."""
-        records, self._records = self._records, []
+        records, self._records, self._record_bytes = self._records, [], 0
         verdicts, self._verdicts = self._verdicts, []
-        self._inbox.append(self._mark, [write_record(record) for record in records])
+        self._inbox.append(self._mark, records)
         self.cell.answer(verdicts, now)
 
     def _release(self, release: Release, now: float) -> None:

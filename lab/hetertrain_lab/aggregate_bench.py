@@ -118,7 +118,7 @@ class Kind:
 
 
 KINDS = (
-    Kind("1 %, 8 bits", int(DENSITY * RESNET18_PARAMETERS * bytes_per_value(8)), 8, 12),
+    Kind("1 %, 8 bits", int(DENSITY * RESNET18_PARAMETERS * bytes_per_value(8)), 8, 8),
     Kind("dense float32", None, None, 2),
 )
 

@@ -292,11 +292,12 @@ class Connection(threading.Thread):
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_read, selectors.EVENT_READ)
             while not self._stopping.is_set():
+                now = time.monotonic()
+                self._hand_over(now)
+                # Handing over may write, and find the connection broken.
                 raw = self._client.socket()
                 if raw is None:
                     return
-                now = time.monotonic()
-                self._hand_over(now)
                 wait_down = self._down.wait_seconds(now)
                 interest = selectors.EVENT_READ if wait_down == 0 else 0
                 interest |= selectors.EVENT_WRITE if self._client.want_write() else 0
