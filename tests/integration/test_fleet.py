@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from hetertrain.task import layout_of, load_task
+from hetertrain.cli import main
 from hetertrain.transport import mqtt
 from hetertrain.wire.uplink import Outgoing
-from hetertrain_cloud.audit import audit
 from hetertrain_cloud.driver import VERSIONS_FILE
 from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.fleet import Fleet, FleetPlan
@@ -134,7 +133,7 @@ def test_a_damaged_journal_is_said_and_the_job_goes_on_as_another_run(watched: W
 
 
 def test_garbage_and_replays_on_every_topic_are_counted_and_change_nothing(
-    watched: Watched,
+    watched: Watched, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, chance = watched.fleet.plan, random.Random(7)
     heard: list[mqtt.Received] = []
@@ -171,8 +170,9 @@ def test_garbage_and_replays_on_every_topic_are_counted_and_change_nothing(
     assert watched.fleet.dead() == []
     assert {"frame_foreign", "frame_length", "frame_digest", "frame_identity"} <= refused.keys()
     watched.fleet.stop()
-    task = load_task(plan.task)
-    assert audit(plan.aggregator().directory, layout_of(task, task.model())).is_clean
+    arguments = ["--job", plan.job, "--task", plan.task, "--state-directory", str(plan.directory)]
+    assert main(["audit", *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["is_clean"]
 
 
 def test_a_stopped_fleet_leaves_no_process_and_a_final_model(watched: Watched) -> None:
