@@ -142,5 +142,6 @@ def test_whatever_is_killed_each_acknowledged_update_is_in_the_model_once(job: J
     accepted = job.accepted()
     for vehicle in job.plan.vehicles():
         mine = {seq for node, seq in accepted if node == vehicle.node}
-        lost = set(range(min(mine), job.unsettled_from(vehicle.node))) - mine
+        unsettled = job.unsettled_from(vehicle.node)
+        lost = set(range(min(mine, default=unsettled), unsettled)) - mine
         assert len(lost) <= job.refused(vehicle.node), (vehicle.node, sorted(lost))

@@ -64,6 +64,9 @@ class Chain:
     """Until then a broadcast of a whole model is on its way; nobody needs to be given one."""
     needy: set[str] = field(default_factory=set)
     """Nodes that hold nothing from which differences go on."""
+    is_overtaken: bool = False
+    """A node was so slow to take a whole model that no difference goes on from it any more: only a
+    broadcast, for which the differences pause, ever brings it up."""
     serve_at: float = 0.0
     """When they are served, together."""
     sending: Offer | None = None

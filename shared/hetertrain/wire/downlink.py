@@ -315,8 +315,10 @@ class Downlink:
         is_current = chain.newest is not None and chain.newest[0] == self._terms.lineage
         # Those whom a broadcast has just not reached are not sent another one.
         may_broadcast = now > chain.whole_until + WHOLE_IDLE_SECONDS
-        if chain.held is None or not is_current or (may_broadcast and 2 * len(needy) > num_nodes):
+        are_most = may_broadcast and 2 * len(needy) > num_nodes
+        if chain.held is None or not is_current or chain.is_overtaken or are_most:
             chain.needs_whole = True
+            chain.is_overtaken = False
             return
         whole = self._whole(chain, now)
         for node in needy:
@@ -344,11 +346,13 @@ class Downlink:
         """Send the next chunks that a node misses; it asks again when it has them."""
         state = self.nodes.get(node)
         chain = None if state is None else self._chains.get(state.tier)
-        if chain is None or chain.held is None:
+        if state is None or chain is None or chain.held is None:
             return  # Not heard yet; its heartbeat tells what it needs.
         offer = chain.find(seq)
         if offer is None:
-            chain.needy.add(node)  # A broadcast that has not reached it, or is long past.
+            # A broadcast that has not reached it, or what it was given is long past.
+            chain.needy.add(node)
+            chain.is_overtaken |= state.model != chain.digest and chain.after(state.model) is None
             return
         bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
         missing = np.flatnonzero(bits[: offer.num_chunks]).tolist()
