@@ -2,7 +2,7 @@
 checkpoint that is kept, and compares every version with the history.
 
 With ``keep_journal`` that is the whole job; else the last few synchronisations. It reads only, and
-may run beside the aggregator.
+one moment's journal, so it may run beside the aggregator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hetertrain.core.layout import ParameterLayout
 from hetertrain.errors import FrameError, StoreError
 from hetertrain.transport.inbox import Inbox
 from hetertrain_cloud.checkpoints import CheckpointStore
-from hetertrain_cloud.driver import VERSIONS_FILE
+from hetertrain_cloud.driver import VERSIONS_FILE, lines
 from hetertrain_cloud.journal import repeat, restored
 
 
@@ -33,7 +33,6 @@ class Audit:
     """Versions whose model is not what the journal gives."""
     repeated: tuple[tuple[str, int], ...]
     """Updates, by node and number, that went into more than one version of the whole history."""
-
     damaged: int
     """Records of the journal that cannot be read."""
 
@@ -47,22 +46,19 @@ def audit(directory: Path, layout: ParameterLayout) -> Audit:
     """Audit the job whose state is in ``directory``.
 
     Raises:
-        StoreError: there is no checkpoint, or the journal begins after the oldest one.
+        StoreError: there is no journal, or no checkpoint to begin from.
     """
-    stored = CheckpointStore(directory / "checkpoints", layout).load(is_oldest=True)
-    if stored is None:
-        raise StoreError(f"{directory} has no checkpoint of this task: nothing to begin from")
-    text = (directory / VERSIONS_FILE).read_text(encoding="utf-8")
-    # A running aggregator may be in the middle of its last line.
-    history = {
-        row["version"]: row for row in map(json.loads, text.splitlines()[: text.count("\n")])
-    }
-    machine = restored(stored, layout)
-    first = last = stored.checkpoint.version
-    updates, different = 0, []
-    damaged: list[FrameError] = []
-    inbox = Inbox(directory / "inbox.db")
+    # The journal first: what a checkpoint that is gone by then led on from is still in it.
+    inbox = Inbox(directory / "inbox.db", is_read_only=True)
     try:
+        stored = CheckpointStore(directory / "checkpoints", layout).load(is_oldest=True)
+        if stored is None:
+            raise StoreError(f"{directory} has no checkpoint of this task: nothing to begin from")
+        history = {row["version"]: row for row in map(json.loads, lines(directory / VERSIONS_FILE))}
+        machine = restored(stored, layout)
+        first = last = stored.checkpoint.version
+        updates, different = 0, []
+        damaged: list[FrameError] = []
         for release in repeat(machine, inbox.read(first, 1 << 62), damaged.append):
             last = release.checkpoint.version
             updates += len(release.contributions)

@@ -26,6 +26,8 @@ from hetertrain.errors import LayoutError, StoreError
 from hetertrain.logging import get_logger
 
 KEPT = 3
+FORMAT = "hetertrain-2"
+"""2: the job's terms are in the snapshot."""
 STATE_PREFIX = "aggregator-state/"
 """Names of arrays that are the aggregator's, not the model's."""
 
@@ -77,8 +79,8 @@ class CheckpointStore:
         Raises:
             StoreError: there are checkpoints, but none is whole.
         """
-        paths = sorted(self._newest_first(), reverse=not is_oldest)
-        for path in paths:
+        paths = self._newest_first()
+        for path in reversed(paths) if is_oldest else paths:
             try:
                 return self._read(path)
             except (
@@ -103,6 +105,8 @@ class CheckpointStore:
     def _read(self, path: Path) -> Stored:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata()
+            if metadata["format"] != FORMAT:
+                raise StoreError(f"{path} is of format {metadata['format']}, not {FORMAT}")
             tensors: dict[str, NDArray[np.generic]] = {
                 name: file.get_tensor(name)
                 for name in file.keys()  # noqa: SIM118  # not a dict
@@ -131,7 +135,7 @@ def write_model(
         StoreError: the disk is full or broken; a file that was there is untouched.
     """
     metadata = metadata | {
-        "format": "hetertrain-1",
+        "format": FORMAT,
         "version": str(checkpoint.version),
         "digest": checkpoint.digest(),
     }

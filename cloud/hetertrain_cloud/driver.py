@@ -10,6 +10,7 @@ checkpoint and the journal give the same open version with the same sums.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -302,12 +303,19 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
             raise
 
 
+def lines(path: Path) -> list[str]:
+    """Return the whole lines of a history; another process may be writing the last one."""
+    return _whole(path).decode(errors="replace").splitlines()
+
+
 def whole_lines(path: Path) -> list[str]:
-    """Return the lines of a history; a last one that a crash tore is cut off."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, encoding="utf-8")
-    return whole.splitlines()
+    """Return the lines of a history that is ours; a last one that a crash tore is cut off."""
+    whole = _whole(path)
+    if path.exists():
+        os.truncate(path, len(whole))
+    return whole.decode(errors="replace").splitlines()
+
+
+def _whole(path: Path) -> bytes:
+    data = path.read_bytes() if path.exists() else b""
+    return data[: data.rfind(b"\n") + 1]

@@ -40,6 +40,7 @@ def write_record(record: Record) -> bytes | bytearray:
         case TermsRecord():
             return _TERMS + json.dumps(asdict(record)).encode()
         case UpdateArrived() | PartialArrived():
+            assert record.content, "it came over the wire"
             return record.content
 
 

@@ -24,6 +24,7 @@ from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
 from hetertrain.task import layout_of, load_task, read_tensors
 from hetertrain.transport import mqtt
+from hetertrain.transport.claim import Claim
 from hetertrain.transport.database import own_directory
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
@@ -119,11 +120,13 @@ class AggregatorService:
         tensors = read_tensors(model)
         self._layout = layout_of(task, model)
         self._evaluator = Evaluator(task, model, self._layout, self._mailbox.put)
+        endpoint = settings.endpoint(f"{settings.job}-aggregator")
         self._connection = mqtt.Connection(
-            settings.endpoint(f"{settings.job}-aggregator"),
+            endpoint,
             Downlink(settings.job, topics.CLOUD_CELL).subscriptions,
             self._mailbox.put,
-            claim=mqtt.Claim(
+            claim=Claim(
+                endpoint=endpoint,
                 topic=topics.status(settings.job, topics.CLOUD_CELL),
                 seconds=CLAIM_STATUSES * STATUS_SECONDS,
                 is_repeated=True,
@@ -135,8 +138,10 @@ class AggregatorService:
 
     def _build_driver(self, initial: Checkpoint) -> JobDriver:
         settings = self._settings
+        downlink = Downlink(settings.job, topics.CLOUD_CELL)
+        downlink.connected(self._connection.packet_bytes_max)
         return JobDriver(
-            downlink=Downlink(settings.job, topics.CLOUD_CELL),
+            downlink=downlink,
             layout=self._layout,
             initial=initial,
             policy=settings.sync_policy(),
@@ -192,7 +197,6 @@ class AggregatorService:
 
     def _await_store(self, error: str) -> bool:
         """Show what is wrong until the disk takes something again; return whether stopped."""
-        probe = self._settings.directory / "probe.tmp"
         try_at = time.monotonic() + STORE_RETRY_SECONDS
         while True:
             event = self._mailbox.take(min(try_at, self._status_at))
@@ -202,13 +206,13 @@ class AggregatorService:
                     return True
                 case mqtt.Disconnected(reason, is_final=True):
                     raise TransportError(reason)
+                case Evaluated():
+                    self._note_metrics(event)
             if now >= self._status_at:
                 self._publish_status(now, store_error=error)
             if now >= try_at:
                 try_at = now + STORE_RETRY_SECONDS
-                with suppress(OSError):
-                    probe.write_bytes(bytes(STORE_PROBE_BYTES))
-                    probe.unlink()
+                if _takes_writes(self._settings.directory):
                     return False
 
     def _work(self) -> bool:
@@ -260,3 +264,16 @@ class AggregatorService:
         self._connection.stop()
         self._driver.close()
         self._log.info("aggregator_stopped", version=checkpoint.version)
+
+
+def _takes_writes(directory: Path) -> bool:
+    """Return whether there is room for a megabyte."""
+    probe = directory / "probe.tmp"
+    try:
+        probe.write_bytes(bytes(STORE_PROBE_BYTES))
+    except OSError:
+        return False
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return True

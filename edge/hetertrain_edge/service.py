@@ -82,7 +82,7 @@ class EdgeService:
             lambda event: self._mailbox.put(("north", event)),
             uplink.will,
             uplink.other_subscriptions,
-            node_claim(uplink),
+            node_claim(uplink, north),
         )
         self._south = mqtt.Connection(
             south, downlink.subscriptions, lambda event: self._mailbox.put(("south", event))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar
 
 from iotcore import Broker
@@ -65,12 +64,7 @@ class EmbeddedBroker:
         self._broker.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._broker.stop()
 
 

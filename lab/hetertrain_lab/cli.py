@@ -12,11 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetertrain.cli import Command
 from hetertrain.config import Settings
 from hetertrain.errors import SettingsError
+
+if TYPE_CHECKING:
+    from hetertrain_lab.page import Rows
 
 NEEDS = ("torch", "iotcore", "safetensors", "matplotlib")
 PIPED_COLUMNS = 150
@@ -184,11 +187,21 @@ def run_bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _bench_speedup(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
+def _show(arguments: argparse.Namespace, *tables: Rows) -> None:
+    """Print tables, unless JSON is asked for."""
     from rich.console import Console
 
-    from hetertrain_lab import speedup
     from hetertrain_lab.page import terminal_table
+
+    if arguments.json:
+        return
+    console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
+    for table in tables:
+        console.print(terminal_table(table))
+
+
+def _bench_speedup(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
+    from hetertrain_lab import speedup
     from hetertrain_lab.progress import track
     from hetertrain_lab.speedup_report import scenario_rows, write_speedup_page
 
@@ -201,42 +214,30 @@ def _bench_speedup(arguments: argparse.Namespace, output: Path) -> dict[str, Any
     page = write_speedup_page(output, entries, figures)
     results: dict[str, Any] = {**figures, "entries": speedup.as_plain(entries), "page": str(page)}
     (output / "speedup.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    _show(arguments, *(scenario_rows(scenario, entries) for scenario in figures))
     if not arguments.json:
-        console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
-        for scenario in figures:
-            console.print(terminal_table(scenario_rows(scenario, entries)))
-        console.print(f"plots and all trials: {page}", highlight=False)
+        sys.stdout.write(f"plots and all trials: {page}\n")
     return results
 
 
 def _bench_fidelity(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
-    from rich.console import Console
-
     from hetertrain_lab.fidelity import fidelity_rows, run_fidelity
-    from hetertrain_lab.page import terminal_table
     from hetertrain_lab.progress import track
 
     with track("fidelity", 1.0) as on_progress:
         measures = run_fidelity(output, on_progress)
-    if not arguments.json:
-        Console().print(terminal_table(fidelity_rows(measures)))
+    _show(arguments, fidelity_rows(measures))
     results: dict[str, Any] = {name: asdict(measure) for name, measure in measures.items()}
     return results | {"ratios": measures["processes"].ratios(measures["simulator"])}
 
 
 def _bench_codec(arguments: argparse.Namespace, _output: Path) -> dict[str, Any]:
-    from rich.console import Console
-
     from hetertrain_lab.codec_bench import codec_rows, figures, run_codec
-    from hetertrain_lab.page import terminal_table
     from hetertrain_lab.progress import track
 
     with track("codec", 1.0) as on_progress:
         found = run_codec(is_quick=arguments.quick, on_progress=on_progress)
-    if not arguments.json:
-        console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
-        for kind, measures in found.items():
-            console.print(terminal_table(codec_rows(kind, measures)))
+    _show(arguments, *(codec_rows(kind, measures) for kind, measures in found.items()))
     fastest = next(iter(found))
     by_kind = {kind: [asdict(m) for m in measures] for kind, measures in found.items()}
     results: dict[str, Any] = {**figures(found[fastest])}
@@ -248,46 +249,32 @@ def _bench_codec(arguments: argparse.Namespace, _output: Path) -> dict[str, Any]
 
 
 def _bench_wire(arguments: argparse.Namespace, _output: Path) -> dict[str, Any]:
-    from rich.console import Console
-
-    from hetertrain_lab.page import terminal_table
     from hetertrain_lab.progress import track
     from hetertrain_lab.wire_bench import figures, run_wire, wire_rows
 
     with track("wire", 1.0) as on_progress:
         measures = run_wire(is_quick=arguments.quick, on_progress=on_progress)
-    if not arguments.json:
-        Console().print(terminal_table(wire_rows(measures)))
-    results: dict[str, Any] = {**figures(measures)}
-    return results | {"measures": [asdict(m) for m in measures]}
+    _show(arguments, wire_rows(measures))
+    return {**figures(measures), "measures": [asdict(m) for m in measures]}
 
 
 def _bench_aggregate(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
-    from rich.console import Console
-
     from hetertrain_lab.aggregate_bench import aggregate_rows, figures, run_aggregate
-    from hetertrain_lab.page import terminal_table
     from hetertrain_lab.progress import track
 
     with track("aggregate", 1.0) as on_progress:
         measures = run_aggregate(output, is_quick=arguments.quick, on_progress=on_progress)
-    if not arguments.json:
-        Console().print(terminal_table(aggregate_rows(measures)))
-    results: dict[str, Any] = {**figures(measures)}
-    return results | {"measures": [asdict(m) for m in measures]}
+    _show(arguments, aggregate_rows(measures))
+    return {**figures(measures), "measures": [asdict(m) for m in measures]}
 
 
 def _bench_transfer(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
-    from rich.console import Console
-
-    from hetertrain_lab.page import terminal_table
     from hetertrain_lab.progress import track
     from hetertrain_lab.transfer_bench import run_transfer, transfer_rows
 
     with track("transfer", 1.0) as on_progress:
         measure = run_transfer(output, is_quick=arguments.quick, on_progress=on_progress)
-    if not arguments.json:
-        Console().print(terminal_table(transfer_rows(measure)))
+    _show(arguments, transfer_rows(measure))
     return asdict(measure)
 
 

@@ -149,8 +149,7 @@ class Cell:
 
     def _take_content(self, received: ContentReceived, now: float) -> None:
         try:
-            # Its chunks were compared with the announced digest.
-            arrival = unpack_arrival(received.content, received.node, is_verified=True)
+            arrival = unpack_arrival(received.content, received.node)
         except FrameError as error:
             verdict = Verdict(received.node, received.seq, Outcome.QUARANTINED, str(error))
             self.answer((verdict,), now)

@@ -19,7 +19,8 @@ from pydantic import Field, SecretStr
 
 from hetertrain.config import Settings
 from hetertrain.errors import FrameError
-from hetertrain.transport.mqtt import Claim, Endpoint
+from hetertrain.transport.claim import Claim
+from hetertrain.transport.mqtt import Endpoint
 from hetertrain.wire import topics
 from hetertrain.wire.frames import NodeState, unpack
 from hetertrain.wire.uplink import Uplink
@@ -117,7 +118,7 @@ class BrokerSettings(Settings):
         )
 
 
-def node_claim(uplink: Uplink) -> Claim:
+def node_claim(uplink: Uplink, endpoint: Endpoint) -> Claim:
     """Let a node be refused where one with its name is at work."""
 
     def is_online(frame: bytes) -> bool:
@@ -128,5 +129,8 @@ def node_claim(uplink: Uplink) -> Claim:
         return isinstance(message, NodeState) and message.is_online
 
     return Claim(
-        topic=topics.state(uplink.state.node), seconds=uplink.claim_seconds, is_online=is_online
+        endpoint=endpoint,
+        topic=topics.state(uplink.state.node),
+        seconds=uplink.claim_seconds,
+        is_online=is_online,
     )

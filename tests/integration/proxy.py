@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
 
 PIECE_BYTES = 2048
 BUFFER_BYTES = 16 * 1024
@@ -30,12 +29,7 @@ class ShapingProxy:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listener.close()
         self.cut()
 

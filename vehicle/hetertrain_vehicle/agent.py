@@ -167,13 +167,14 @@ class Agent:
         follows_link = settings.follow_link and not settings.limit_link
         uplink = Uplink(state, tier, trainer.layout, follows_link=follows_link)
         rate = tier.rate_bits_per_second if settings.limit_link else None
+        endpoint = settings.endpoint(settings.node, rate)
         self._connection = mqtt.Connection(
-            settings.endpoint(settings.node, rate),
+            endpoint,
             uplink.subscriptions,
             self._mailbox.put,
             uplink.will,
             uplink.other_subscriptions,
-            node_claim(uplink),
+            node_claim(uplink, endpoint),
         )
         self._driver = VehicleDriver(
             worker, uplink, outbox, self._connection, TrainerPipe(self._pipe), self._log

@@ -125,12 +125,13 @@ class TermsRecord:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> TermsRecord:
         """Read what ``asdict`` wrote; what another release does not know is left out."""
-        names = ({f.name for f in fields(each)} for each in (SyncPolicy, WeightPolicy))
-        policy, weights = (
-            {name: plain[part][name] for name in known & plain[part].keys()}
-            for part, known in zip(("policy", "weights"), names, strict=True)
-        )
-        return cls(SyncPolicy(**policy), WeightPolicy(**weights), plain["lineage"])
+        policy = SyncPolicy(**_known(SyncPolicy, plain["policy"]))
+        weights = WeightPolicy(**_known(WeightPolicy, plain["weights"]))
+        return cls(policy, weights, plain["lineage"])
+
+
+def _known(kind: type[SyncPolicy | WeightPolicy], plain: Mapping[str, Any]) -> dict[str, Any]:
+    return {f.name: plain[f.name] for f in fields(kind) if f.name in plain}
 
 
 Record = UpdateArrived | PartialArrived | CutRecord | TermsRecord

@@ -57,6 +57,21 @@ def open_database(path: Path, schema: str) -> tuple[sqlite3.Connection, str]:
             return database, f"{error}: {num_rows} rows were saved from it; it is now {aside}"
 
 
+def open_snapshot(path: Path) -> tuple[sqlite3.Connection, str]:
+    """Open what is committed in a database at this moment, to read only; its owner writes on.
+
+    Raises:
+        StoreError: the file is missing, damaged or not readable.
+    """
+    with store_errors(f"read {path}"):
+        uri = f"{path.absolute().as_uri()}?mode=ro"
+        database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5.0)
+        database.execute("BEGIN")
+        # A transaction begins with what it reads first.
+        database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return database, ""
+
+
 def _open(path: Path, schema: str) -> sqlite3.Connection:
     database = sqlite3.connect(path, isolation_level=None, timeout=5.0)
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hetertrain.transport.database import open_database, store_errors
+from hetertrain.transport.database import open_database, open_snapshot, store_errors
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
@@ -25,8 +25,15 @@ CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, text TEXT NOT NULL);
 class Inbox:
     """An append-only journal in marked sections; one thread owns it."""
 
-    def __init__(self, path: Path) -> None:
-        self._database, self.damage = open_database(path, _SCHEMA)
+    def __init__(self, path: Path, *, is_read_only: bool = False) -> None:
+        """Open or create the file; or, to read only, look at one moment of another process's.
+
+        Raises:
+            StoreError: the file cannot be opened.
+        """
+        self._database, self.damage = (
+            open_snapshot(path) if is_read_only else open_database(path, _SCHEMA)
+        )
         """Says what was wrong with the file, where records may be missing; else empty."""
 
     def append(self, mark: int, contents: Sequence[bytes | bytearray]) -> None:

@@ -7,11 +7,6 @@ enqueue. Callbacks of paho never do work. A link's rate is really limited here: 
 direction decides when the socket is read and when the next frame is handed to the client, so that a
 slow link slows its node and, through TCP, the broker's queue to it.
 
-A client id is one writer: a broker ends the older session when it comes again. So that a second
-process is refused, and the first one undisturbed, a ``Claim`` lets it listen first for signs of
-life of the other. A process that was paused, and finds its session ended, listens too before it
-comes back; so it publishes nothing after another has taken its place.
-
 MQTT 5, QoS 1, persistent session with an explicit expiry. The broker's PUBACK is reported as
 ``Delivered`` and means no more than that the broker has the frame; a PUBACK that refuses is
 reported as ``Denied``.
@@ -20,7 +15,6 @@ reported as ``Denied``.
 from __future__ import annotations
 
 import random
-import secrets
 import selectors
 import socket
 import threading
@@ -28,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -52,9 +46,6 @@ INFLIGHT_MAX = 64
 FRAME_OVERHEAD_BYTES = 60
 """TCP/IP and MQTT headers of one packet, as the rate limit counts them."""
 SESSION_TAKEN_OVER = 0x8E
-CLAIM_CONNECT_SECONDS = 10.0
-CLAIM_SETTLE_SECONDS = 0.3
-"""A broker sends what is retained at once; where nothing came in this time, there is nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,24 +61,12 @@ class Endpoint:
     """PEM file of the CA; set: TLS."""
     certificate_file: str | None = None
     key_file: str | None = None
+    session_seconds: int = SESSION_EXPIRY_SECONDS
+    """How long the broker keeps our session when we are away."""
     websocket_path: str | None = None
     """Set: MQTT over WebSocket at this path, for networks that pass nothing but HTTPS."""
     rate_bits_per_second: int | None = None
     """Limit each direction to this rate; None: as fast as it goes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """Where another process with our client id would show that it lives."""
-
-    topic: str
-    seconds: float
-    """How long its next sign of life may take."""
-    is_online: Callable[[bytes], bool] | None = None
-    """Whether a retained frame is of somebody who may live: else there is nothing to wait for.
-    None: nothing is retained."""
-    is_repeated: bool = False
-    """Listen before each connection, not only before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +91,8 @@ class Received:
 
     topic: str
     frame: bytes
+    is_retained: bool = False
+    """The broker had it from before, and nobody has sent it now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +111,13 @@ class Denied:
 
 
 Event = Connected | Disconnected | Received | Delivered | Denied
+
+
+class Guard(Protocol):
+    """Says whether our client id is another process's; ``transport.claim`` has the real one."""
+
+    def has_owner(self, stopping: threading.Event) -> bool:
+        """Return it, before long or when ``stopping``; raise OSError where it cannot be known."""
 
 
 class TokenBucket:
@@ -159,7 +147,7 @@ class Connection(threading.Thread):
         on_event: Callable[[Event], None],
         will: Outgoing | None = None,
         other_subscriptions: tuple[str, ...] = (),
-        claim: Claim | None = None,
+        claim: Guard | None = None,
     ) -> None:
         """Give up ``other_subscriptions``, which a session of an earlier life may still have."""
         super().__init__(name=f"mqtt-{endpoint.client_id}", daemon=True)
@@ -168,7 +156,8 @@ class Connection(threading.Thread):
         self.frames_dropped = 0
         self._endpoint = endpoint
         self._claim = claim
-        self._packet_bytes_max: int | None = None
+        self.packet_bytes_max: int | None = None
+        """The largest packet that the broker takes; None: it does not say, or was not reached."""
         self._subscriptions = subscriptions
         self._given_up = set(other_subscriptions)
         self._added: tuple[str, ...] = ()
@@ -241,7 +230,19 @@ class Connection(threading.Thread):
 
     def _build_client(self, will: Outgoing | None) -> paho.Client:
         endpoint = self._endpoint
-        client = _client(endpoint, endpoint.client_id)
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=endpoint.client_id,
+            protocol=paho.MQTTv5,
+            transport="tcp" if endpoint.websocket_path is None else "websockets",
+            reconnect_on_failure=False,
+        )
+        if endpoint.websocket_path is not None:
+            client.ws_set_options(path=endpoint.websocket_path)
+        if endpoint.username is not None:
+            client.username_pw_set(endpoint.username, endpoint.password)
+        if endpoint.ca_file is not None:
+            client.tls_set(endpoint.ca_file, endpoint.certificate_file, endpoint.key_file)
         client.max_inflight_messages_set(INFLIGHT_MAX)
         client.max_queued_messages_set(2 * INFLIGHT_MAX)
         if will is not None:
@@ -255,14 +256,11 @@ class Connection(threading.Thread):
 
     def _connect(self) -> bool:
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho
-        properties.SessionExpiryInterval = SESSION_EXPIRY_SECONDS
+        properties.SessionExpiryInterval = self._endpoint.session_seconds
         try:
-            if self._claim is not None:
-                if _has_owner(self._endpoint, self._claim, self._stopping):
-                    self._refuse()
-                    return False
-                if not self._claim.is_repeated:
-                    self._claim = None
+            if self._claim is not None and self._claim.has_owner(self._stopping):
+                self._refuse()
+                return False
             self._client.connect(
                 self._endpoint.host,
                 self._endpoint.port,
@@ -365,7 +363,7 @@ class Connection(threading.Thread):
         if code.is_failure:
             self._on_event(Disconnected(f"the broker refused us: {code}"))
             return
-        self._packet_bytes_max = getattr(properties, "MaximumPacketSize", None)
+        self.packet_bytes_max = getattr(properties, "MaximumPacketSize", None)
         with self._lock:
             wanted, self._added = self._subscriptions, ()
         self._asked.clear()
@@ -396,7 +394,7 @@ class Connection(threading.Thread):
     def _become_ready(self) -> None:
         self._is_ready = True
         self._failures = 0
-        self._on_event(Connected(self._packet_bytes_max))
+        self._on_event(Connected(self.packet_bytes_max))
 
     def _disconnected(
         self, _client: Any, _data: Any, _flags: Any, code: ReasonCode, _properties: Any
@@ -412,7 +410,7 @@ class Connection(threading.Thread):
         size = len(message.payload) + len(message.topic) + FRAME_OVERHEAD_BYTES
         self._down.take(size, time.monotonic())
         self.bytes_down += size
-        self._on_event(Received(message.topic, bytes(message.payload)))
+        self._on_event(Received(message.topic, bytes(message.payload), message.retain))
 
     def _published(
         self, _client: Any, _data: Any, mid: int, code: ReasonCode, _properties: Any
@@ -437,68 +435,7 @@ class Connection(threading.Thread):
             return
 
 
-def _client(endpoint: Endpoint, client_id: str) -> paho.Client:
-    client = paho.Client(
-        CallbackAPIVersion.VERSION2,
-        client_id=client_id,
-        protocol=paho.MQTTv5,
-        transport="tcp" if endpoint.websocket_path is None else "websockets",
-        reconnect_on_failure=False,
-    )
-    if endpoint.websocket_path is not None:
-        client.ws_set_options(path=endpoint.websocket_path)
-    if endpoint.username is not None:
-        client.username_pw_set(endpoint.username, endpoint.password)
-    if endpoint.ca_file is not None:
-        client.tls_set(endpoint.ca_file, endpoint.certificate_file, endpoint.key_file)
-    return client
-
-
 def _tcp(raw: Any) -> socket.socket:
     """Return the socket under paho's, which wraps it for WebSocket."""
     inner: socket.socket = getattr(raw, "_socket", raw)
     return inner
-
-
-def _has_owner(endpoint: Endpoint, claim: Claim, stopping: threading.Event) -> bool:
-    """Return whether another process shows signs of life, on a connection of its own.
-
-    Raises:
-        OSError: the broker cannot be reached.
-    """
-    began = time.monotonic()
-    answered_at: list[float] = []
-    retained: list[bytes] = []
-    signs: list[str] = []
-
-    def take(_client: Any, _data: Any, message: paho.MQTTMessage) -> None:
-        if message.retain:
-            retained.append(bytes(message.payload))
-        else:
-            signs.append(message.topic)
-
-    def ask(listener: paho.Client, *_: Any) -> None:
-        listener.subscribe(claim.topic, qos=1)
-
-    def ends_at() -> float:
-        if not answered_at:
-            return began + CLAIM_CONNECT_SECONDS
-        if claim.is_online is None or any(map(claim.is_online, retained)):
-            return answered_at[0] + claim.seconds
-        return answered_at[0] + min(CLAIM_SETTLE_SECONDS, claim.seconds)
-
-    client = _client(endpoint, f"{endpoint.client_id}-claim-{secrets.token_hex(4)}")
-    client.on_connect = ask
-    client.on_subscribe = lambda *_: answered_at.append(time.monotonic())
-    client.on_message = take
-    client.connect(endpoint.host, endpoint.port, keepalive=KEEPALIVE_SECONDS)
-    try:
-        while not signs and not stopping.is_set() and time.monotonic() < ends_at():
-            if client.loop(0.05) != paho.MQTT_ERR_SUCCESS:
-                raise ConnectionError("the broker did not let us listen for another process")
-    finally:
-        client.disconnect()
-        client.loop_write()
-    if not answered_at and not stopping.is_set():
-        raise TimeoutError("the broker did not answer")
-    return bool(signs)

@@ -146,16 +146,17 @@ def _read_partial(head: PartialContent, payload: memoryview) -> Partial:
 
 
 def unpack_arrival(
-    frame: bytes | bytearray, sender: str | None = None, *, is_verified: bool = False
+    frame: bytes | bytearray, sender: str | None = None
 ) -> UpdateArrived | PartialArrived:
     """Take an update or a partial out of its frame, and check that it is of its sender.
 
-    The result keeps the frame, and views into it; ``is_verified`` as in ``unpack``.
+    The result keeps the frame, and views into it. The frame's own digest is always compared, though
+    its chunks were: it goes into a journal as it is, and must be whole when it is read again.
 
     Raises:
         FrameError: the frame is damaged, carries something else, or speaks in another's name.
     """
-    head, payload = unpack(frame, is_verified=is_verified)
+    head, payload = unpack(frame)
     arrival: UpdateArrived | PartialArrived
     match head:
         case UpdateContent():
