@@ -89,6 +89,25 @@ def test_what_can_be_read_of_a_damaged_inbox_is_kept(tmp_path: Path) -> None:
     assert all(record in records for record in saved if b"\xff" not in record)
 
 
+def test_who_only_reads_sees_one_moment_and_never_touches_a_damaged_file(tmp_path: Path) -> None:
+    owner = Inbox(tmp_path / "inbox.db")
+    owner.append(0, [b"a", b"b"])
+    reader = Inbox(tmp_path / "inbox.db", is_read_only=True)
+    owner.forget(0, 0)
+    owner.append(1, [b"c"])
+
+    assert list(reader.read(0, 9)) == [b"a", b"b"]
+    with pytest.raises(StoreError):
+        reader.append(0, [b"d"])
+
+    reader.close()
+    owner.close()
+    (tmp_path / "damaged.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match=r"damaged\.db"):
+        Inbox(tmp_path / "damaged.db", is_read_only=True)
+    assert (tmp_path / "damaged.db").read_bytes().startswith(b"no database")
+
+
 def test_a_store_on_a_full_disk_is_a_typed_error_and_goes_on_when_there_is_room(
     tmp_path: Path,
 ) -> None:
