@@ -74,7 +74,7 @@ def test_the_tier_follows_a_link_from_64_kilobits_to_50_megabits_and_back(start:
         assert set(settled) <= fast_enough, tiers
         assert sum(a != b for a, b in pairwise(settled)) <= 1, f"flaps: {tiers}"
     assert pair.settled == list(range(15))
-    held = pair.downlink._chains[pair.uplink.tier.name].held
+    held = pair.downlink.broadcaster.chains[pair.uplink.tier.name].held
     assert held is not None
     assert pair.models[-1].vector.tobytes() == held.vector.tobytes()
 

@@ -17,7 +17,7 @@ from hetertrain.errors import FrameError
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms
 from hetertrain.wire.downlink import ContentReceived, Downlink, NodeGone
-from hetertrain.wire.frames import Begin, Flushed, NodeState, pack, unpack
+from hetertrain.wire.frames import Begin, Flushed, Missing, NodeState, pack, unpack
 from hetertrain.wire.transfer import Receiver, Sender
 from hetertrain.wire.uplink import ModelReceived, Outgoing, Settled, Uplink
 
@@ -185,7 +185,7 @@ def test_a_node_holds_its_tiers_model_within_seconds_though_frames_are_lost(seed
     talk.run(30.0)
     newest = talk.of(ModelReceived)[-1]
     assert newest.version == talk.version
-    chain = talk.aggregator._chains["t1"]
+    chain = talk.aggregator.broadcaster.chains["t1"]
     np.testing.assert_array_equal(newest.vector, chain.held.vector)
 
 
@@ -247,6 +247,35 @@ class Tier1:
 
     def held(self, name: str) -> bytes:
         return self.models[name][-1].vector.tobytes()
+
+
+def test_a_node_that_is_overtaken_while_it_is_given_a_model_gets_a_broadcast_now_and_then() -> None:
+    """Else it would be given one model after the other, and never be done with any. One that asks
+    on and on leaves the others at least half of the link.
+    """
+    cell, began = Tier1(num_nodes=3), []
+    take, slow = cell.down, replace(STATE, node="n9")
+    airtime = TIERS["t1"].seconds_for(4 * cell.vector.size)
+
+    def down(ready) -> None:
+        for item in ready.send:
+            if item.topic == topics.down("job", "cloud", "t1"):
+                message, _ = unpack(item.frame)
+                if isinstance(message, Begin) and message.size_bytes > 4 * cell.vector.size:
+                    began.append(cell.now)
+        take(ready)
+
+    cell.down = down
+    for _ in range(60):
+        cell.move()
+        down(cell.aggregator.received(topics.state("n9"), pack(slow), cell.now))
+        gone = pack(Missing(seq=9999), b"\xff")
+        down(cell.aggregator.received(topics.up("job", "cloud", "t1", "n9"), gone, cell.now))
+
+    assert len(began) > 2
+    assert min(np.diff(began)) > 2 * airtime
+    cell.run(20.0)
+    assert cell.held("n0") == cell.held("n1") == cell.held("n2")
 
 
 def test_a_node_that_joins_late_is_given_the_model_alone_and_is_no_burden_to_the_others() -> None:
@@ -411,8 +440,10 @@ def test_a_node_changes_its_tier_with_its_link_and_goes_on_from_the_model_it_hol
     assert [event.verdict.seq for event in talk.of(Settled)] == list(range(8))
     newest = talk.of(ModelReceived)[-1]
     assert newest.version == talk.version
-    np.testing.assert_array_equal(newest.vector, talk.aggregator._chains["t0"].held.vector)
-    assert talk.aggregator._chains.keys() == {"t0"}
+    np.testing.assert_array_equal(
+        newest.vector, talk.aggregator.broadcaster.chains["t0"].held.vector
+    )
+    assert talk.aggregator.broadcaster.chains.keys() == {"t0"}
     assert not np.array_equal(newest.vector, talk.vector), "a whole model was sent"
 
 

@@ -62,6 +62,8 @@ class Chain:
     """The next broadcast is a whole model."""
     whole_until: float = 0.0
     """Until then a broadcast of a whole model is on its way; nobody needs to be given one."""
+    whole_airtime: float = 0.0
+    """How long that broadcast takes on the tier's link."""
     needy: set[str] = field(default_factory=set)
     """Nodes that hold nothing from which differences go on."""
     is_overtaken: bool = False
@@ -86,26 +88,6 @@ class Chain:
     def hold(self, checkpoint: Checkpoint, digest: str, newest: tuple[str, int]) -> None:
         """Note what the tier's nodes hold from now on."""
         self.held, self.digest, self.newest = checkpoint, digest, newest
-
-    def offer(
-        self,
-        cell: str,
-        seq: int,
-        content: Content,
-        chunk_bytes: int,
-        base: str,
-        model: str,
-        due_at: float,
-    ) -> Offer:
-        """Wrap up a content in chunks."""
-        begin = Begin(
-            node=cell,
-            seq=seq,
-            size_bytes=len(content),
-            chunk_bytes=chunk_bytes,
-            digest=content.digest(),
-        )
-        return Offer(begin, content, base, model, due_at)
 
     def remember(self, difference: Offer) -> None:
         """Keep a difference that was broadcast, and as many before as one model has bytes.
