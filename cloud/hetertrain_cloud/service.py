@@ -255,6 +255,7 @@ class AggregatorService:
         self._connection.publish((Outgoing(topic, pack(status)),))
 
     def _end(self) -> None:
+        self._mailbox.close()
         self._evaluator.stop()
         checkpoint = self._driver.machine.checkpoint
         while (event := self._mailbox.take(0.0)) is not None:

@@ -129,6 +129,7 @@ class EdgeService:
                     self._north.publish((Outgoing(topic, pack(status)),))
 
     def _end(self) -> None:
+        self._mailbox.close()
         self._north.publish((self._driver.uplink.will,))
         self._north.stop()
         self._south.stop()

@@ -12,6 +12,7 @@ all; the aggregator's own seconds per update say what it alone could do.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import queue
@@ -66,7 +67,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "merging": ("hetertrain.codec:add_into",),
     "journal": ("hetertrain.transport.inbox:Inbox.append",),
     "cutting": ("hetertrain.core.aggregator:cut",),
-    "broadcasting": ("hetertrain.wire.downlink:Downlink._broadcast",),
+    "broadcasting": ("hetertrain.wire.broadcast:Broadcaster._broadcast",),
     "checkpoints": ("hetertrain_cloud.checkpoints:CheckpointStore.save",),
 }
 """What the aggregator's thread does, by the functions that do it."""
@@ -278,14 +279,20 @@ def _memory_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+def owner_of(reference: str) -> tuple[Any, str]:
+    """Return the module or class of a function that is named ``module:path``, and its name."""
+    module_name, _, path = reference.partition(":")
+    *parents, name = path.split(".")
+    owner: Any = importlib.import_module(module_name)
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return owner, name
+
+
 @contextlib.contextmanager
 def _timed(reference: str, stage: str, spent: dict[str, float]) -> Iterator[None]:
     """Add up the processor time of a function, without that of stages inside it."""
-    module_name, _, path = reference.partition(":")
-    owner: Any = __import__(module_name, fromlist=["_"])
-    *parents, name = path.split(".")
-    for parent in parents:
-        owner = getattr(owner, parent)
+    owner, name = owner_of(reference)
     function = getattr(owner, name)
 
     def timed(*arguments: Any, **named: Any) -> Any:

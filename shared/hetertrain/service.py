@@ -32,7 +32,8 @@ class Stop:
     """Asks the part to end."""
 
 
-MAILBOX_EVENTS_MAX = 4096
+MAILBOX_EVENTS_MAX = 256
+"""With a chunk each, 32 MiB."""
 
 
 class Mailbox(Generic[E]):
@@ -45,17 +46,24 @@ class Mailbox(Generic[E]):
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[E | Stop] = queue.SimpleQueue()
-        self._room = threading.BoundedSemaphore(MAILBOX_EVENTS_MAX)
+        self._room = threading.Semaphore(MAILBOX_EVENTS_MAX)
+        self._is_closing = False
 
     def put(self, event: E) -> None:
         """Add an event; any thread but the owner's may call it."""
-        self._room.acquire()
+        if not self._is_closing:
+            self._room.acquire()
         self._queue.put(event)
 
     @property
     def is_empty(self) -> bool:
         """Whether the owner has taken all."""
         return self._queue.empty()
+
+    def close(self) -> None:
+        """The owner is ending: from now on nobody waits for room, so that all threads can end."""
+        self._is_closing = True
+        self._room.release(MAILBOX_EVENTS_MAX)
 
     def stop(self) -> None:
         """Ask the owner to end, after what is already here."""

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hetertrain_lab.aggregate_bench import STAGES, owner_of
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -53,3 +55,10 @@ def test_every_test_that_a_promise_names_exists() -> None:
 
     assert len(named) > 20
     assert named <= defined
+
+
+def test_every_stage_that_the_aggregate_bench_times_is_a_function() -> None:
+    for functions in STAGES.values():
+        for function in functions:
+            owner, name = owner_of(function)
+            assert callable(getattr(owner, name))

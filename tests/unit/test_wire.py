@@ -278,6 +278,24 @@ def test_a_node_that_is_overtaken_while_it_is_given_a_model_gets_a_broadcast_now
     assert cell.held("n0") == cell.held("n1") == cell.held("n2")
 
 
+def test_a_crowd_that_needs_whole_models_is_served_in_bursts() -> None:
+    """A window for each of a thousand nodes at once would be gigabytes."""
+    downlink, now = Downlink("job", "cloud"), 0.0
+    states = [replace(STATE, node=f"n{i}", tier="t4") for i in range(100)]
+    vector = np.zeros(2_000_000, np.float32)
+    downlink.release(Checkpoint(0, vector, np.empty(0, np.int64)), None, TERMS, now)
+    sent, served = [], set()
+    for _ in range(400):
+        now += 0.05
+        ready = [downlink.received(topics.state(s.node), pack(s), now) for s in states]
+        frames = [item for each in (*ready, downlink.tick(now)) for item in each.send]
+        sent.append(sum(len(item.frame) for item in frames))
+        served |= {item.topic for item in frames if item.topic.startswith("ht/1/node/")}
+
+    assert served == {topics.inbox(state.node) for state in states}
+    assert max(sent) < 10 << 20, "a broadcast's burst, a crowd's burst"
+
+
 def test_a_node_that_joins_late_is_given_the_model_alone_and_is_no_burden_to_the_others() -> None:
     cell = Tier1(3)
     cell.move()

@@ -206,6 +206,7 @@ class Agent:
             self._driver.tick(now)
 
     def _end(self) -> None:
+        self._mailbox.close()
         self._connection.publish((self._driver.uplink.will,))
         self._connection.stop()
         self._driver.close()

@@ -14,15 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from hetertrain.transport.mqtt import (
-    Connected,
-    Connection,
-    Denied,
-    Disconnected,
-    Endpoint,
-    Event,
-    Received,
-)
+from hetertrain.transport import mqtt
 
 CONNECT_SECONDS = 10.0
 SETTLE_SECONDS = 0.3
@@ -34,7 +26,7 @@ POLL_SECONDS = 0.1
 class Claim:
     """Where another process with the endpoint's client id would show that it lives."""
 
-    endpoint: Endpoint
+    endpoint: mqtt.Endpoint
     topic: str
     seconds: float
     """How long its next sign of life may take."""
@@ -53,10 +45,10 @@ class Claim:
         """
         if self._is_granted and not self.is_repeated:
             return False
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        events: queue.SimpleQueue[mqtt.Event] = queue.SimpleQueue()
         client_id = f"{self.endpoint.client_id}-claim-{secrets.token_hex(4)}"
         endpoint = replace(self.endpoint, client_id=client_id, session_seconds=0)
-        listener = Connection(endpoint, (self.topic,), events.put)
+        listener = mqtt.Connection(endpoint, (self.topic,), events.put)
         listener.start()
         try:
             is_owned = self._hears(events, stopping)
@@ -65,7 +57,7 @@ class Claim:
         self._is_granted = not is_owned
         return is_owned
 
-    def _hears(self, events: queue.SimpleQueue[Event], stopping: threading.Event) -> bool:
+    def _hears(self, events: queue.SimpleQueue[mqtt.Event], stopping: threading.Event) -> bool:
         began = time.monotonic()
         ends_at, is_connected = began + CONNECT_SECONDS, False
         while not stopping.is_set() and time.monotonic() < ends_at:
@@ -74,19 +66,19 @@ class Claim:
             except queue.Empty:
                 continue
             match event:
-                case Connected():
+                case mqtt.Connected():
                     is_connected, began = True, time.monotonic()
                     is_short = self.is_online is not None
                     seconds = min(SETTLE_SECONDS, self.seconds) if is_short else self.seconds
                     ends_at = began + seconds
-                case Received(frame=frame, is_retained=True):
+                case mqtt.Received(frame=frame, is_retained=True):
                     if self.is_online is not None and self.is_online(frame):
                         ends_at = began + self.seconds
-                case Received():
+                case mqtt.Received():
                     return True
-                case Denied(what, reason):
+                case mqtt.Denied(what, reason):
                     raise PermissionError(f"we must read {what} to see who lives: {reason}")
-                case Disconnected(reason):
+                case mqtt.Disconnected(reason):
                     raise ConnectionError(f"listening for another process: {reason}")
         if not is_connected and not stopping.is_set():
             raise TimeoutError("the broker did not answer who listened for another process")

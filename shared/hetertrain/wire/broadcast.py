@@ -32,6 +32,8 @@ DUE_HEARTBEATS = 2
 """A node that lacks a difference so many heartbeats after its broadcast has missed it."""
 WHOLE_IDLE_SECONDS = 60.0
 """A whole model that nobody asked for so long is no longer kept ready."""
+SERVE_SECONDS = 0.1
+"""A crowd that needs whole models is served a burst at a time, so often."""
 BURST_BYTES = 4 << 20
 """A longer broadcast goes out in bursts, at its tier's rate, so that no queue has to hold it."""
 
@@ -100,7 +102,7 @@ class Broadcaster:
             self.chains[state.tier] = chain
             self._continue(chain, state.model)
         if state.model == chain.digest:
-            chain.needy.discard(state.node)
+            chain.needy.pop(state.node, None)
             self._served_until.pop(state.node, None)
         elif now >= self._served_until.get(state.node, 0.0):
             self._catch_up(chain, state, now)
@@ -145,11 +147,11 @@ class Broadcaster:
         elif now >= chain.whole_until and not chain.needs_whole:
             if not chain.needy:
                 chain.serve_at = now + GATHER_SECONDS
-            chain.needy.add(state.node)
+            chain.needy[state.node] = None
 
     def _serve(self, chain: Chain, now: float) -> None:
         """Give those who need a whole model one: each alone, or by broadcast if most do."""
-        needy = sorted(chain.needy & self.nodes.keys())
+        needy = [node for node in chain.needy if node in self.nodes]
         chain.needy.clear()
         num_nodes = sum(state.tier == chain.tier.name for state in self.nodes.values())
         assert self._terms is not None, "there is a version to give"
@@ -164,8 +166,12 @@ class Broadcaster:
             chain.is_overtaken = False
             return
         whole = self._whole(chain, now)
-        for node in needy:
+        window_bytes = chain.tier.window_chunks * whole.begin.chunk_bytes
+        at_once = max(1, BURST_BYTES // window_bytes)
+        for node in needy[:at_once]:
             self._give(chain, node, whole, now)
+        chain.needy.update(dict.fromkeys(needy[at_once:]))
+        chain.serve_at = now + SERVE_SECONDS
 
     def _whole(self, chain: Chain, now: float) -> Offer:
         """Return a whole model from which differences go on, made now if there is none."""
@@ -192,7 +198,7 @@ class Broadcaster:
         offer = chain.find(seq)
         if offer is None:
             # A broadcast that has not reached it, or what it was given is long past.
-            chain.needy.add(node)
+            chain.needy[node] = None
             chain.is_overtaken |= state.model != chain.digest and chain.after(state.model) is None
             return
         bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")

@@ -64,8 +64,8 @@ class Chain:
     """Until then a broadcast of a whole model is on its way; nobody needs to be given one."""
     whole_airtime: float = 0.0
     """How long that broadcast takes on the tier's link."""
-    needy: set[str] = field(default_factory=set)
-    """Nodes that hold nothing from which differences go on."""
+    needy: dict[str, None] = field(default_factory=dict)
+    """Nodes that hold nothing from which differences go on, in the order of their need."""
     is_overtaken: bool = False
     """A node was so slow to take a whole model that no difference goes on from it any more: only a
     broadcast, for which the differences pause, ever brings it up."""
