@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,18 @@ def memory_mib() -> float:
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
 
 
-def test_slow_owners_and_a_broker_that_comes_and_goes_leave_nothing_behind(tmp_path: Path) -> None:
-    chance, heard = random.Random(5), Counter[int]()
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Mosquitto]:
     broker = Mosquitto(tmp_path)
     broker.start()
+    yield broker
+    broker.stop()
+
+
+def test_slow_owners_and_a_broker_that_comes_and_goes_leave_nothing_behind(
+    broker: Mosquitto,
+) -> None:
+    chance, heard = random.Random(5), Counter[int]()
     threads, files = threading.active_count(), open_files()
 
     def listen(number: int) -> mqtt.Connection:
@@ -74,7 +83,6 @@ def test_slow_owners_and_a_broker_that_comes_and_goes_leave_nothing_behind(tmp_p
     growth = memory_mib() - before
     while connections:
         connections.pop().stop(10.0)
-    broker.stop()
 
     assert growth < GROWTH_MIB_MAX, f"{growth:.0f} MiB more than at the beginning"
     gc.collect()
