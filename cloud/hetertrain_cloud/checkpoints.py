@@ -26,6 +26,8 @@ from hetertrain.errors import LayoutError, StoreError
 from hetertrain.logging import get_logger
 
 KEPT = 3
+ROLLBACK_FILE = "rollback.safetensors"
+"""In a job's folder: the model that its aggregator goes on from when it starts."""
 FORMAT = "hetertrain-2"
 """2: the job's terms are in the snapshot."""
 STATE_PREFIX = "aggregator-state/"
@@ -61,7 +63,7 @@ class CheckpointStore:
         Raises:
             StoreError: the disk is full or broken; older checkpoints are untouched.
         """
-        path = self.directory / f"version-{checkpoint.version:08d}.safetensors"
+        path = checkpoint_path(self.directory, checkpoint.version)
         extra = {f"{STATE_PREFIX}{name}": array for name, array in arrays.items()}
         write_model(path, self.layout, checkpoint, {"snapshot": json.dumps(snapshot)}, extra)
         superseded = self._newest_first()[KEPT:]
@@ -71,7 +73,7 @@ class CheckpointStore:
 
     def oldest_version(self) -> int:
         """Return the version of the oldest checkpoint that is kept."""
-        return int(self._newest_first()[-1].stem.removeprefix("version-"))
+        return kept_versions(self.directory)[0]
 
     def load(self, *, is_oldest: bool = False) -> Stored | None:
         """Return the newest or oldest checkpoint that is whole; None where none was ever written.
@@ -103,23 +105,73 @@ class CheckpointStore:
         return sorted(self.directory.glob("version-*.safetensors"), reverse=True)
 
     def _read(self, path: Path) -> Stored:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata()
-            if metadata["format"] != FORMAT:
-                raise StoreError(f"{path} is of format {metadata['format']}, not {FORMAT}")
-            tensors: dict[str, NDArray[np.generic]] = {
-                name: file.get_tensor(name)
-                for name in file.keys()  # noqa: SIM118  # not a dict
-            }
-        checkpoint = Checkpoint(int(metadata["version"]), *self.layout.flatten(tensors))
-        if checkpoint.digest() != metadata["digest"]:
-            raise StoreError(f"{path} was altered: its digest is not {metadata['digest']}")
+        metadata, tensors = _read_tensors(path)
+        checkpoint = _checked(path, self.layout, metadata, tensors)
         arrays = {
             name.removeprefix(STATE_PREFIX): tensor
             for name, tensor in tensors.items()
             if name.startswith(STATE_PREFIX)
         }
         return Stored(checkpoint, json.loads(metadata["snapshot"]), arrays)
+
+
+def read_model(path: Path, layout: ParameterLayout) -> Checkpoint:
+    """Read a model that ``write_model`` or ``export_model`` wrote.
+
+    Raises:
+        StoreError: the file is torn, altered, or of another format or task.
+    """
+    try:
+        return _checked(path, layout, *_read_tensors(path))
+    except (LayoutError, SafetensorError, OSError, KeyError, ValueError) as error:
+        raise StoreError(f"cannot use the model {path}: {error}") from error
+
+
+def export_model(source: Path, target: Path) -> None:
+    """Write the model of a checkpoint alone, without the aggregator's state.
+
+    Raises:
+        StoreError: the checkpoint is torn, or the disk full.
+    """
+    try:
+        metadata, tensors = _read_tensors(source)
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise StoreError(f"cannot use the checkpoint {source}: {error}") from error
+    model = {n: tensor for n, tensor in tensors.items() if not n.startswith(STATE_PREFIX)}
+    metadata.pop("snapshot", None)
+    _write_whole(target, save(model, metadata))
+
+
+def checkpoint_path(directory: Path, version: int) -> Path:
+    """Return where the checkpoint of a version is, if it is kept."""
+    return directory / f"version-{version:08d}.safetensors"
+
+
+def kept_versions(directory: Path) -> list[int]:
+    """Return the versions whose files are in a directory, in order."""
+    paths = directory.glob("version-*.safetensors")
+    return sorted(int(path.stem.removeprefix("version-")) for path in paths)
+
+
+def _read_tensors(path: Path) -> tuple[dict[str, str], dict[str, NDArray[np.generic]]]:
+    with safe_open(path, framework="numpy") as file:
+        metadata: dict[str, str] = file.metadata()
+        if metadata["format"] != FORMAT:
+            raise StoreError(f"{path} is of format {metadata['format']}, not {FORMAT}")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+    return metadata, tensors
+
+
+def _checked(
+    path: Path,
+    layout: ParameterLayout,
+    metadata: dict[str, str],
+    tensors: dict[str, NDArray[np.generic]],
+) -> Checkpoint:
+    checkpoint = Checkpoint(int(metadata["version"]), *layout.flatten(tensors))
+    if checkpoint.digest() != metadata["digest"]:
+        raise StoreError(f"{path} was altered: its digest is not {metadata['digest']}")
+    return checkpoint
 
 
 def write_model(
@@ -140,11 +192,15 @@ def write_model(
         "digest": checkpoint.digest(),
     }
     tensors = layout.unflatten(checkpoint.vector, checkpoint.integers) | dict(extra or {})
+    _write_whole(path, save(tensors, metadata))
+
+
+def _write_whole(path: Path, content: bytes) -> None:
     temporary = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(save(tensors, metadata))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)

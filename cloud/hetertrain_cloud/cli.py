@@ -9,7 +9,7 @@ from hetertrain.config import Settings
 
 NEEDS = ("safetensors", "torch")
 NOT_CLEAN = 1
-"""The exit code of an audit that found a fault."""
+"""The exit code where something is not what it should be."""
 
 
 def run_aggregator(arguments: argparse.Namespace) -> int:
@@ -19,25 +19,25 @@ def run_aggregator(arguments: argparse.Namespace) -> int:
     return AggregatorService(arguments.settings).run()
 
 
-def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the audit's flags."""
+def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the replay's flags."""
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
 
 
-def run_audit(arguments: argparse.Namespace) -> int:
+def run_replay(arguments: argparse.Namespace) -> int:
     """Repeat a job's journal; say whether it gives the versions of its history."""
     import json
     import sys
     from dataclasses import asdict
 
     from hetertrain.task import layout_of, load_task
-    from hetertrain_cloud.audit import audit
+    from hetertrain_cloud.replay import replay
 
     settings = arguments.settings
     task = load_task(settings.task)
-    found = audit(settings.directory, layout_of(task, task.model()))
+    found = replay(settings.directory, layout_of(task, task.model()))
     if arguments.json:
         sys.stdout.write(json.dumps(asdict(found) | {"is_clean": found.is_clean}, indent=2) + "\n")
     else:
@@ -64,10 +64,10 @@ COMMANDS = (
         settings=_settings,
     ),
     Command(
-        name="audit",
+        name="replay",
         help="repeat a job's journal and compare every version with its history",
-        run=run_audit,
-        add_arguments=add_audit_arguments,
+        run=run_replay,
+        add_arguments=add_replay_arguments,
         settings=_settings,
     ),
 )

@@ -10,11 +10,9 @@ checkpoint and the journal give the same open version with the same sums.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
@@ -34,19 +32,18 @@ from hetertrain.core.policy import SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import FrameError, StoreError
 from hetertrain.transport import mqtt
-from hetertrain.transport.database import store_errors
 from hetertrain.transport.inbox import Inbox
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms
 from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import AggregatorStatus
-from hetertrain_cloud.checkpoints import CheckpointStore
+from hetertrain_cloud.checkpoints import ROLLBACK_FILE, CheckpointStore, read_model
+from hetertrain_cloud.history import VERSIONS_FILE, append_line, whole_lines
 from hetertrain_cloud.journal import repeat, restored, write_record
 
 CHECKPOINT_CUTS = 10
 COMMIT_BYTES_MAX = 4 << 20
 """Accepted updates share a commit of the journal up to so many bytes."""
-VERSIONS_FILE = "versions.jsonl"
 
 
 class JobDriver:
@@ -71,7 +68,7 @@ class JobDriver:
         0 of a new ``lineage``, a name that no run of this job ever had.
 
         ``on_version`` hears of the first version and each new one, and how many seconds after the
-        first node it came. ``keep_journal`` keeps every update, so that an audit can repeat the
+        first node it came. ``keep_journal`` keeps every update, so that a replay can repeat the
         whole job.
 
         Raises:
@@ -128,10 +125,30 @@ class JobDriver:
                 version=machine.checkpoint.version,
                 version_before=noted,
             )
+        if (self._directory / ROLLBACK_FILE).exists():
+            return self._roll_back(machine, policy, weights, lineage)
         terms = machine.adopt(policy, weights, machine.gate.lineage if is_whole else lineage)
         if terms is not None:
             self._inbox.append(machine.checkpoint.version, [write_record(terms)])
         self._log.info("aggregator_recovered", version=machine.checkpoint.version)
+        return machine
+
+    def _roll_back(
+        self, machine: Aggregator, policy: SyncPolicy, weights: WeightPolicy, lineage: str
+    ) -> Aggregator:
+        """Go on from an older model, as the next version of another lineage: what nodes made of the
+        versions between has no place in it, and is refused.
+        """
+        layout, path = self._layout, self._directory / ROLLBACK_FILE
+        older = read_model(path, layout)
+        version = max(machine.checkpoint.version, self._noted_version()) + 1
+        checkpoint = Checkpoint(version, older.vector, older.integers)
+        gate = Gate(layout.digest, layout.size, layout.integer_size, policy.max_lag, lineage)
+        machine = Aggregator(gate, policy, weights, checkpoint, layout.buffers())
+        self._store.save(checkpoint, machine.snapshot(), machine.arrays())
+        self._note_version(Release(checkpoint, None, ()), lineage, None, older.version)
+        path.unlink()
+        self._log.warning("rolled_back", version=version, rolled_back_to=older.version)
         return machine
 
     @property
@@ -246,7 +263,13 @@ class JobDriver:
         lines = whole_lines(self._directory / VERSIONS_FILE)
         return int(json.loads(lines[-1])["version"]) if lines else 0
 
-    def _note_version(self, release: Release, lineage: str, elapsed_seconds: float | None) -> None:
+    def _note_version(
+        self,
+        release: Release,
+        lineage: str,
+        elapsed_seconds: float | None,
+        rolled_back_to: int | None = None,
+    ) -> None:
         """Append the version's history: when (None: unknown after a crash), and from whom."""
         version = release.checkpoint.version
         lags = [version - 1 - item.base_version for item in release.contributions]
@@ -258,6 +281,7 @@ class JobDriver:
             "sync": release.sync,
             "lineage": lineage,
             "digest": release.checkpoint.digest(),
+            "rolled_back_to": rolled_back_to,
             "contributions": [
                 [item.node, item.seq, item.base_version, item.examples, item.steps]
                 for item in release.contributions
@@ -285,37 +309,3 @@ class JobDriver:
             waiting_code=waiting.code,
             waiting_for=waiting.text[:500],
         )
-
-
-def append_line(path: Path, row: dict[str, Any]) -> None:
-    """Add a row to a history.
-
-    Raises:
-        StoreError: the disk is full or broken; what was there is untouched.
-    """
-    with store_errors(f"write {path}"), path.open("ab") as file:
-        end = file.tell()
-        try:
-            file.write(json.dumps(row).encode() + b"\n")
-            file.flush()
-        except OSError:
-            file.truncate(end)
-            raise
-
-
-def lines(path: Path) -> list[str]:
-    """Return the whole lines of a history; another process may be writing the last one."""
-    return _whole(path).decode(errors="replace").splitlines()
-
-
-def whole_lines(path: Path) -> list[str]:
-    """Return the lines of a history that is ours; a last one that a crash tore is cut off."""
-    whole = _whole(path)
-    if path.exists():
-        os.truncate(path, len(whole))
-    return whole.decode(errors="replace").splitlines()
-
-
-def _whole(path: Path) -> bytes:
-    data = path.read_bytes() if path.exists() else b""
-    return data[: data.rfind(b"\n") + 1]

@@ -1,8 +1,8 @@
 """The aggregator's journal as bytes, and the machine that a checkpoint and a journal give.
 
 What is accepted, cut or ordered is a record; repeated in order on the checkpoint before them, the
-records give the same versions bit for bit. A restart does so with the newest checkpoint, an audit
-with the oldest.
+records give the same versions bit for bit. A restart does so with the newest checkpoint, a
+replay with the oldest.
 """
 
 from __future__ import annotations

@@ -11,13 +11,11 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 
 from hetertrain import codec
-from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import StoreError, TransportError
 from hetertrain.logging import get_logger
@@ -31,44 +29,28 @@ from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import pack
 from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.checkpoints import write_model
-from hetertrain_cloud.driver import JobDriver, append_line, whole_lines
+from hetertrain_cloud.driver import JobDriver
 from hetertrain_cloud.evaluator import Evaluated, Evaluator
+from hetertrain_cloud.history import (
+    METRICS_FILE,
+    OUTCOME_FILE,
+    append_line,
+    whole_lines,
+    write_outcome,
+)
+from hetertrain_cloud.options import JobOptions, StopRule
 
 STATUS_SECONDS = 0.5
 STORE_RETRY_SECONDS = 2.0
 STORE_PROBE_BYTES = 1 << 20
 CLAIM_STATUSES = 3
 """A new aggregator waits for so many of another one's statuses before it takes the job's place."""
-METRICS_FILE = "metrics.jsonl"
 
 
-class AggregatorSettings(BrokerSettings):
+class AggregatorSettings(JobOptions, BrokerSettings):
     """Settings of a job's aggregator."""
 
     section: ClassVar[str] = "aggregator"
-
-    task: str = Field(description="the task to train, as module:Class")
-    policy: Literal["sap", "fedavg", "fedbuff", "fedasync", "ssp", "ssgd", "asgd"] = Field(
-        "sap", description="the synchronisation scheme"
-    )
-    sync_seconds: float | None = Field(None, gt=0, description="time between synchronisations")
-    sync_deadline_seconds: float | None = Field(None, gt=0, description="how long a sync may take")
-    cut_seconds: float | None = Field(
-        None, gt=0, description="a cut at the latest so long after an update"
-    )
-    cut_fraction: float | None = Field(
-        None, gt=0, le=1, description="the share of nodes that makes a cut"
-    )
-    pace_steps: int | None = Field(
-        None, ge=1, description="local steps per update (stepwise schemes)"
-    )
-    server_rate: float | None = Field(
-        None, gt=0, description="how far a cut moves along the weighted mean"
-    )
-    seed: int = Field(0, ge=0, description="seeds the initial model")
-    keep_journal: bool = Field(
-        False, description="keep every update, so that an audit can repeat the whole job"
-    )
 
     @property
     def directory(self) -> Path:
@@ -79,25 +61,6 @@ class AggregatorSettings(BrokerSettings):
     def final_model(self) -> Path:
         """Where the newest model stands after a stop."""
         return self.directory / "final.safetensors"
-
-    def sync_policy(self) -> SyncPolicy:
-        """Return the scheme's preset with what was set beside it."""
-        names = (
-            "sync_seconds",
-            "sync_deadline_seconds",
-            "cut_seconds",
-            "cut_fraction",
-            "pace_steps",
-        )
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return replace(SYNC_PRESETS[self.policy], **given)
-
-    def weight_policy(self) -> WeightPolicy:
-        """Return the scheme's weights with what was set beside it."""
-        weights = WEIGHT_PRESETS[self.policy]
-        if self.server_rate is None:
-            return weights
-        return replace(weights, server_rate=self.server_rate)
 
 
 Input = mqtt.Event | Evaluated
@@ -113,6 +76,9 @@ class AggregatorService:
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(job=settings.job)
         self._metrics: dict[str, float] = {}
+        self._stop_rule = None if settings.stop_when is None else StopRule.parse(settings.stop_when)
+        self._times_held = 0
+        """For how many evaluations in a row the rule has held."""
         torch.set_num_threads(1)
         torch.manual_seed(settings.seed)
         task = load_task(settings.task)
@@ -134,6 +100,7 @@ class AggregatorService:
         )
         self._driver = self._build_driver(Checkpoint(0, *self._layout.flatten(tensors)))
         whole_lines(settings.directory / METRICS_FILE)
+        (settings.directory / OUTCOME_FILE).unlink(missing_ok=True)
         self._status_at = 0.0
 
     def _build_driver(self, initial: Checkpoint) -> JobDriver:
@@ -232,10 +199,24 @@ class AggregatorService:
             self._driver.tick(now)
         if now >= self._status_at:
             self._publish_status(now)
-        return True
+        return not self._is_complete()
+
+    def _is_complete(self) -> bool:
+        """Whether the job is to end by itself; then it is written down why."""
+        settings, rule, reason = self._settings, self._stop_rule, ""
+        if settings.max_versions is not None and self.version >= settings.max_versions:
+            reason = f"version {settings.max_versions} is there"
+        if rule is not None and self._times_held >= rule.times:
+            reason = f"{settings.stop_when} is so: {self._metrics[rule.metric]:g}"
+        if reason:
+            self._log.info("job_completed", reason=reason)
+            write_outcome(settings.directory, "completed", reason)
+        return bool(reason)
 
     def _note_metrics(self, event: Evaluated) -> None:
         self._metrics = event.metrics
+        if self._stop_rule is not None:
+            self._times_held = self._times_held + 1 if self._stop_rule.holds(event.metrics) else 0
         row = {
             "version": event.version,
             "elapsed_seconds": round(event.elapsed_seconds, 3),

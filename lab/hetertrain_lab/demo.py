@@ -28,8 +28,7 @@ from hetertrain.errors import HetertrainError
 from hetertrain.task import Node, load_task, read_tensors
 from hetertrain.wire import topics
 from hetertrain.wire.frames import AggregatorStatus, NodeState
-from hetertrain_cloud.driver import VERSIONS_FILE
-from hetertrain_cloud.service import METRICS_FILE
+from hetertrain_cloud.history import METRICS_FILE, VERSIONS_FILE
 from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.fleet import Fleet, FleetPlan
 from hetertrain_lab.live import FleetView

@@ -34,7 +34,7 @@ from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, unpack_update
 from hetertrain.wire.frames import VerdictMessage, unpack
 from hetertrain.wire.uplink import ModelReceived
-from hetertrain_cloud.driver import VERSIONS_FILE, whole_lines
+from hetertrain_cloud.history import VERSIONS_FILE, whole_lines
 from hetertrain_lab.invariants import (
     Ledger,
     ViolationError,

@@ -73,3 +73,21 @@ class TrainError(HetertrainError):
 
     code = "train_failed"
     exit_code = 9
+
+
+class CredentialError(HetertrainError):
+    """A key, certificate, claim or password is wrong, expired or revoked."""
+
+    code = "credential_refused"
+    exit_code = 10
+
+
+class ControlError(HetertrainError):
+    """The control plane refused a request, or cannot be reached; ``problem`` is its own code."""
+
+    code = "control_refused"
+    exit_code = 11
+
+    def __init__(self, problem: str, message: str) -> None:
+        super().__init__(f"{problem}: {message}")
+        self.problem = problem

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from hetertrain.cli import main
 from hetertrain.transport import mqtt
 from hetertrain.wire.uplink import Outgoing
-from hetertrain_cloud.driver import VERSIONS_FILE
+from hetertrain_cloud.history import VERSIONS_FILE
 from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.fleet import Fleet, FleetPlan
 from hetertrain_lab.monitor import Monitor
@@ -175,7 +175,7 @@ def test_garbage_and_replays_on_every_topic_are_counted_and_change_nothing(
     assert {"frame_foreign", "frame_length", "frame_digest", "frame_identity"} <= refused.keys()
     watched.fleet.stop()
     arguments = ["--job", plan.job, "--task", plan.task, "--state-directory", str(plan.directory)]
-    assert main(["audit", *arguments, "--json"]) == 0
+    assert main(["replay", *arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["is_clean"]
 
 

@@ -20,9 +20,9 @@ from hetertrain.core.aggregator import PartialArrived, UpdateArrived
 from hetertrain.task import layout_of, load_task
 from hetertrain.transport.inbox import Inbox
 from hetertrain.transport.outbox import Outbox
-from hetertrain_cloud.audit import audit
-from hetertrain_cloud.driver import VERSIONS_FILE
+from hetertrain_cloud.history import VERSIONS_FILE
 from hetertrain_cloud.journal import read_record
+from hetertrain_cloud.replay import replay
 from hetertrain_lab.fleet import Fleet, FleetPlan
 from tests.integration.mosquitto import Mosquitto
 from tests.integration.waiting import wait_until
@@ -134,7 +134,7 @@ def test_whatever_is_killed_each_acknowledged_update_is_in_the_model_once(job: J
     job.fleet.stop()
 
     task = load_task(TASK)
-    found = audit(job.plan.aggregator().directory, layout_of(task, task.model()))
+    found = replay(job.plan.aggregator().directory, layout_of(task, task.model()))
     history = job.versions()
     assert (found.first_version, found.last_version) == (0, history[-1]["version"])
     assert found.updates == sum(len(row["contributions"]) for row in history)

@@ -18,7 +18,7 @@ from hetertrain.transport.database import own_directory
 from hetertrain.transport.inbox import Inbox
 from hetertrain.transport.outbox import Outbox
 from hetertrain_cloud.checkpoints import KEPT, CheckpointStore
-from hetertrain_cloud.service import whole_lines
+from hetertrain_cloud.history import whole_lines
 
 TENSORS = {
     "weight": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -16,13 +16,13 @@ from hetertrain.core.layout import ParameterLayout
 from hetertrain.errors import FrameError, StoreError
 from hetertrain.transport.inbox import Inbox
 from hetertrain_cloud.checkpoints import CheckpointStore
-from hetertrain_cloud.driver import VERSIONS_FILE, lines
+from hetertrain_cloud.history import VERSIONS_FILE, lines
 from hetertrain_cloud.journal import repeat, restored
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
-    """What an audit found."""
+class Replay:
+    """What repeating a journal showed."""
 
     first_version: int
     """Where it began."""
@@ -42,8 +42,8 @@ class Audit:
         return not self.different and not self.repeated and not self.damaged
 
 
-def audit(directory: Path, layout: ParameterLayout) -> Audit:
-    """Audit the job whose state is in ``directory``.
+def replay(directory: Path, layout: ParameterLayout) -> Replay:
+    """Repeat the journal of the job whose state is in ``directory``.
 
     Raises:
         StoreError: there is no journal, or no checkpoint to begin from.
@@ -71,4 +71,4 @@ def audit(directory: Path, layout: ParameterLayout) -> Audit:
         (item[0], item[1]) for row in history.values() for item in row["contributions"]
     )
     repeated = tuple(sorted(key for key, count in counts.items() if count > 1))
-    return Audit(first, last, updates, tuple(different), repeated, len(damaged))
+    return Replay(first, last, updates, tuple(different), repeated, len(damaged))
