@@ -7,7 +7,7 @@ import argparse
 from hetertrain.cli import Command
 from hetertrain.config import Settings
 
-NEEDS = ("safetensors", "torch")
+NEEDS = ("safetensors", "torch", "fastapi")
 NOT_CLEAN = 1
 """The exit code where something is not what it should be."""
 
@@ -50,6 +50,45 @@ def run_replay(arguments: argparse.Namespace) -> int:
     return 0 if found.is_clean else NOT_CLEAN
 
 
+def run_cloud(arguments: argparse.Namespace) -> int:
+    """Be the cloud side until stopped."""
+    from hetertrain_cloud.control.supervisor import Supervisor
+
+    return Supervisor(arguments.settings).run()
+
+
+def add_broker_files_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the broker's files."""
+    from pathlib import Path
+
+    parser.add_argument("--to", type=Path, required=True, help="the folder to write into")
+    parser.add_argument(
+        "--broker-hosts", required=True, metavar="HOSTS", help="the broker's names and addresses"
+    )
+
+
+def run_broker_files(arguments: argparse.Namespace) -> int:
+    """Write certificates and first access rights for a Mosquitto."""
+    import sys
+
+    from hetertrain_cloud.control.authority import Authority
+    from hetertrain_cloud.control.credentials import write_broker_files
+    from hetertrain_cloud.control.service import now
+
+    settings = arguments.settings
+    authority = Authority(settings.authority, now(), settings.authority_passphrase_file)
+    hosts = tuple(host.strip() for host in arguments.broker_hosts.split(",") if host.strip())
+    written = write_broker_files(authority, arguments.to, hosts, now())
+    sys.stderr.write(f"{arguments.to}: wrote {', '.join(written) or 'nothing: all is there'}\n")
+    return 0
+
+
+def _cloud_settings() -> type[Settings]:
+    from hetertrain_cloud.control.settings import CloudSettings
+
+    return CloudSettings
+
+
 def _settings() -> type[Settings]:
     from hetertrain_cloud.service import AggregatorSettings
 
@@ -57,6 +96,19 @@ def _settings() -> type[Settings]:
 
 
 COMMANDS = (
+    Command(
+        name="cloud",
+        help="run the cloud side: control plane, and an aggregator for each job",
+        run=run_cloud,
+        settings=_cloud_settings,
+    ),
+    Command(
+        name="broker files",
+        help="write certificates and first access rights for a Mosquitto",
+        run=run_broker_files,
+        add_arguments=add_broker_files_arguments,
+        settings=_cloud_settings,
+    ),
     Command(
         name="aggregator",
         help="aggregate one job until stopped",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hetertrain.cli import Command
+from hetertrain.cli import Command, enrol_command
 from hetertrain.config import Settings
 
 NEEDS = ("iotcore",)
@@ -24,6 +24,7 @@ def _settings() -> type[Settings]:
 
 
 COMMANDS = (
+    enrol_command("edge"),
     Command(
         name="edge",
         help="be the gateway of one cell until stopped",

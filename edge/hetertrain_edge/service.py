@@ -72,7 +72,7 @@ class EdgeService:
         north = settings.endpoint(settings.node)
         south = replace(
             north,
-            client_id=f"{settings.node}-south",
+            client_id=f"{north.client_id}-south",
             host=settings.south_host or north.host,
             port=settings.south_port or north.port,
         )
@@ -103,6 +103,7 @@ class EdgeService:
         self._mailbox.stop_on_signals()
         codec.accelerate()
         self._driver.recover(time.monotonic())
+        self._stop_renewer = self._settings.start_renewer()
         self._north.start()
         self._south.start()
         self._log.info("gateway_started")
@@ -130,6 +131,7 @@ class EdgeService:
 
     def _end(self) -> None:
         self._mailbox.close()
+        self._stop_renewer()
         self._north.publish((self._driver.uplink.will,))
         self._north.stop()
         self._south.stop()

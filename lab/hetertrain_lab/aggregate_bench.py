@@ -39,13 +39,13 @@ from hetertrain.errors import HetertrainError
 from hetertrain.logging import configure
 from hetertrain.task import Node, Task
 from hetertrain.transport import mqtt
+from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.wire import topics
 from hetertrain.wire.contents import pack_update
 from hetertrain.wire.frames import Missing, NodeState, VerdictMessage, pack, unpack
 from hetertrain.wire.transfer import Sender
 from hetertrain.wire.uplink import HEARTBEAT_SECONDS, ModelReceived, Outgoing, Uplink, UplinkReady
 from hetertrain_cloud.service import AggregatorService, AggregatorSettings
-from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.codec_bench import DENSITY, RESNET18_PARAMETERS, bytes_per_value
 from hetertrain_lab.page import Rows
 

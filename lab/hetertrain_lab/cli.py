@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
 
 from hetertrain.cli import Command
 from hetertrain.config import Settings
@@ -80,7 +82,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
 def run_broker(arguments: argparse.Namespace) -> int:
     """Be the embedded broker until interrupted."""
     from hetertrain.service import Mailbox
-    from hetertrain_lab.broker import EmbeddedBroker
+    from hetertrain.transport.broker import EmbeddedBroker
 
     mailbox: Mailbox[None] = Mailbox()
     mailbox.stop_on_signals()
@@ -296,9 +298,15 @@ def _print_json(name: str, settings: dict[str, Any], results: dict[str, Any]) ->
 
 
 def _broker_settings() -> type[Settings]:
-    from hetertrain_lab.broker import EmbeddedBrokerSettings
-
     return EmbeddedBrokerSettings
+
+
+class EmbeddedBrokerSettings(Settings):
+    """Settings of the embedded broker."""
+
+    section: ClassVar[str] = "broker"
+
+    port: int = Field(1883, ge=0, le=65535, description="TCP port on loopback; 0: a free one")
 
 
 def _at_least(least: int) -> Callable[[str], int]:

@@ -26,10 +26,10 @@ from rich.live import Live
 from hetertrain.core.policy import SYNC_PRESETS
 from hetertrain.errors import HetertrainError
 from hetertrain.task import Node, load_task, read_tensors
+from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.wire import topics
 from hetertrain.wire.frames import AggregatorStatus, NodeState
 from hetertrain_cloud.history import METRICS_FILE, VERSIONS_FILE
-from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.fleet import Fleet, FleetPlan
 from hetertrain_lab.live import FleetView
 from hetertrain_lab.monitor import Monitor

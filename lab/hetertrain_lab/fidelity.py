@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hetertrain.core.tiers import TIERS
 from hetertrain.errors import HetertrainError
+from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.wire import topics
-from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.fleet import Fleet, FleetPlan
 from hetertrain_lab.monitor import Monitor
 from hetertrain_lab.page import Rows

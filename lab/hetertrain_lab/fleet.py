@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hetertrain.logging import configure
+from hetertrain.service import end_with_parent
 from hetertrain_cloud.service import AggregatorService, AggregatorSettings
 from hetertrain_edge.service import EdgeService, EdgeSettings
 from hetertrain_vehicle.agent import Agent, VehicleSettings
@@ -30,8 +29,6 @@ from hetertrain_vehicle.trainer_process import start_trainer
 
 TIER_CYCLE = ("t3", "t2", "t1", "t0")
 SLOWDOWN_MAX = 10.0
-ORPHAN_SECONDS_MAX = 2.0
-"""How long a part may take to end cleanly once its parent is gone."""
 PRELOADED = (
     "torch",
     "torch._dynamo",  # the first optimiser imports it
@@ -193,7 +190,7 @@ def run_part(log: Path, target: Callable[..., None], *arguments: Any) -> None:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
     configure("info", json=True)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     target(*arguments)
 
 
@@ -210,13 +207,3 @@ def run_edge(settings: EdgeSettings) -> None:
 def run_vehicle(settings: VehicleSettings, pipe: Connection) -> None:
     """Be a vehicle's agent."""
     Agent(settings, pipe).run()
-
-
-def _end_with_parent() -> None:
-    """End this process after its parent: cleanly, or at the latest at a deadline."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(ORPHAN_SECONDS_MAX)
-        os._exit(1)

@@ -23,12 +23,12 @@ from hetertrain.core.tiers import TIERS
 from hetertrain.core.update import Checkpoint, model_digest
 from hetertrain.errors import HetertrainError
 from hetertrain.transport import mqtt
+from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms
 from hetertrain.wire.downlink import Downlink, DownlinkReady
 from hetertrain.wire.frames import NodeState
 from hetertrain.wire.uplink import ModelReceived, Uplink
-from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.page import Rows
 
 JOB = "transfer"

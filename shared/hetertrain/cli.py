@@ -38,6 +38,55 @@ class Command:
     """Returns the settings class; it is imported only when the command is used."""
 
 
+def enrol_command(role: str) -> Command:
+    """Return the command by which a node of a role joins a fleet."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--url", required=True, help="the control plane, https://HOST:PORT")
+        claim = parser.add_mutually_exclusive_group(required=True)
+        claim.add_argument("--claim", help="the claim; it is of no use once it is used up")
+        claim.add_argument("--claim-file", type=Path, help="read the claim there")
+        parser.add_argument("--node", required=True, help="this node's name")
+        parser.add_argument("--job", help="the job to work on; needed where there are several")
+        parser.add_argument(
+            "--directory", type=Path, required=True, help="where key and settings are kept"
+        )
+        parser.add_argument(
+            "--wait-seconds", type=float, default=600.0, help="wait so long for approval (600)"
+        )
+
+    return Command(
+        name=f"{role} enroll", help=f"join a fleet as {role}", run=run_enrol, add_arguments=add
+    )
+
+
+def run_enrol(arguments: argparse.Namespace) -> int:
+    """Join a fleet."""
+    from hetertrain.enrolment import enrol
+
+    claim = arguments.claim
+    if arguments.claim_file is not None:
+        claim = arguments.claim_file.read_text(encoding="ascii").strip()
+    enrolled = enrol(
+        url=arguments.url,
+        claim=claim,
+        node=arguments.node,
+        directory=arguments.directory,
+        job=arguments.job,
+        wait_seconds=arguments.wait_seconds,
+        on_waiting=_say_waiting,
+    )
+    jobs = ", ".join(enrolled.jobs) or "none yet"
+    sys.stderr.write(f"enrolled as {enrolled.node}; jobs: {jobs}\n")
+    role = arguments.command.partition(" ")[0]
+    sys.stdout.write(f"hetertrain {role} --config {enrolled.settings}\n")
+    return 0
+
+
+def _say_waiting() -> None:
+    sys.stderr.write("waits to be approved …\n")
+
+
 def installed_commands() -> dict[str, Command]:
     """Return the commands of the parts whose needs are installed."""
     commands: dict[str, Command] = {}
@@ -50,8 +99,8 @@ def installed_commands() -> dict[str, Command]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; typed errors become one line and their exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
     commands = installed_commands()
+    arguments = _join(list(sys.argv[1:] if argv is None else argv), commands)
     namespace = argparse.Namespace(log_level="info")
     try:
         namespace = _parse(arguments, commands)
@@ -69,6 +118,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+def _join(arguments: list[str], commands: dict[str, Command]) -> list[str]:
+    """Make the words of a command of two words one."""
+    pair = " ".join(arguments[:2])
+    return [pair, *arguments[2:]] if pair in commands else arguments
+
+
 def _parse(arguments: list[str], commands: dict[str, Command]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="hetertrain",
@@ -79,9 +134,10 @@ def _parse(arguments: list[str], commands: dict[str, Command]) -> argparse.Names
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     used = next((word for word in arguments if not word.startswith("-")), None)
     if used is not None and used not in commands and used != "config":
-        known = ", ".join([*commands, "config"])
+        known = [name for name in commands if name.startswith(f"{used} ")]
+        known = known or [*commands, "config"]
         raise SettingsError(
-            f"unknown command {used}; installed: {known}. Other parts come with "
+            f"unknown command {used}; installed: {', '.join(known)}. Other parts come with "
             "pip install 'hetertrain[vehicle]', [edge], [cloud] or [lab]"
         )
     for name, command in commands.items():

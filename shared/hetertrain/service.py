@@ -7,10 +7,15 @@ them one by one. SIGTERM and SIGINT are events too.
 
 from __future__ import annotations
 
+import hashlib
+import multiprocessing
+import os
 import queue
 import signal
 import threading
 import time
+from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
 from typing import ClassVar, Generic, TypeVar
@@ -18,7 +23,7 @@ from typing import ClassVar, Generic, TypeVar
 from pydantic import Field, SecretStr
 
 from hetertrain.config import Settings
-from hetertrain.errors import FrameError
+from hetertrain.errors import FrameError, SettingsError
 from hetertrain.transport.claim import Claim
 from hetertrain.transport.mqtt import Endpoint
 from hetertrain.wire import topics
@@ -32,6 +37,8 @@ class Stop:
     """Asks the part to end."""
 
 
+ORPHAN_SECONDS_MAX = 2.0
+"""How long a process may take to end cleanly once its parent is gone."""
 MAILBOX_EVENTS_MAX = 256
 """With a chunk each, 32 MiB."""
 
@@ -89,12 +96,11 @@ class Mailbox(Generic[E]):
         signal.signal(signal.SIGINT, stop)
 
 
-class BrokerSettings(Settings):
+class ConnectionSettings(Settings):
     """What every part needs to reach its broker and to keep its state."""
 
     section: ClassVar[str] = "common"
 
-    job: str = Field(description="the job to work on")
     state_directory: Path = Field(
         Path("state"), description="where durable state is kept, in a folder for each part"
     )
@@ -110,8 +116,22 @@ class BrokerSettings(Settings):
     tls_key_file: str | None = Field(None, description="PEM file of our key")
 
     def endpoint(self, client_id: str, rate_bits_per_second: int | None = None) -> Endpoint:
-        """Describe the broker for a connection."""
+        """Describe the broker for a connection.
+
+        A broker ends the older of two sessions of one client id. So the id ends with a digest of
+        our credential: nobody who has another one can end our session.
+
+        Raises:
+            SettingsError: the key file cannot be read.
+        """
         password = self.broker_password
+        secret = b"" if password is None else password.get_secret_value().encode()
+        if self.tls_key_file is not None:
+            secret += _read_key(self.tls_key_file)
+        if secret:
+            key = hashlib.sha256(secret).digest()
+            mark = hashlib.blake2b(client_id.encode(), key=key, digest_size=8).hexdigest()
+            client_id = f"{client_id}-{mark}"
         return Endpoint(
             host=self.broker_host,
             port=self.broker_port,
@@ -124,6 +144,58 @@ class BrokerSettings(Settings):
             websocket_path=self.broker_websocket_path,
             rate_bits_per_second=rate_bits_per_second,
         )
+
+
+class BrokerSettings(ConnectionSettings):
+    """What every part that works on a job needs."""
+
+    job: str = Field(description="the job to work on")
+    control_url: str | None = Field(
+        None, description="the control plane; set: our certificate is renewed there, in time"
+    )
+
+    def start_renewer(self) -> Callable[[], None]:
+        """Renew our certificate from now on, where there is a control plane; return what ends it.
+
+        Raises:
+            SettingsError: there is no certificate to renew.
+        """
+        if self.control_url is None or self.tls_certificate_file is None:
+            return lambda: None
+        if self.tls_ca_file is None or self.tls_key_file is None:
+            raise SettingsError("to renew a certificate, tls_ca_file and tls_key_file must be set")
+        # Its libraries are not loaded where nothing is to be renewed.
+        from hetertrain.enrolment import Renewer
+
+        renewer = Renewer(
+            url=self.control_url,
+            key_file=Path(self.tls_key_file),
+            certificate_file=Path(self.tls_certificate_file),
+            authority_file=Path(self.tls_ca_file),
+        )
+        renewer.start()
+        return renewer.stop
+
+
+def _read_key(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise SettingsError(f"cannot read tls_key_file {file}: {error}") from error
+
+
+def end_with_parent() -> None:
+    """From now on, end this process after its parent: cleanly, or at the latest at a deadline."""
+    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_SECONDS_MAX)
+        os._exit(1)
 
 
 def node_claim(uplink: Uplink, endpoint: Endpoint) -> Claim:

@@ -13,8 +13,8 @@ import pytest
 
 from hetertrain.core.tiers import TIERS
 from hetertrain.transport import mqtt
+from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.wire.uplink import Outgoing
-from hetertrain_lab.broker import EmbeddedBroker
 from hetertrain_lab.transfer_bench import run_transfer
 from tests.integration.mosquitto import Mosquitto
 from tests.integration.pair import Pair

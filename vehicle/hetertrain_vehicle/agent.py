@@ -180,6 +180,7 @@ class Agent:
             worker, uplink, outbox, self._connection, TrainerPipe(self._pipe), self._log
         )
         self._driver.recover(time.monotonic())
+        self._stop_renewer = settings.start_renewer()
         self._connection.start()
         self._log.info("agent_started", tier=settings.tier, examples=trainer.examples)
 
@@ -207,6 +208,7 @@ class Agent:
 
     def _end(self) -> None:
         self._mailbox.close()
+        self._stop_renewer()
         self._connection.publish((self._driver.uplink.will,))
         self._connection.stop()
         self._driver.close()
@@ -228,6 +230,7 @@ class Agent:
                         self._mailbox.put(message)
                     case _:
                         raise FrameError("direction", f"{type(message).__name__} from a trainer")
-        except (OSError, EOFError, FrameError) as error:
+        # A TypeError is what a pipe raises that our own end closes while we read.
+        except (OSError, EOFError, FrameError, TypeError) as error:
             self._log.debug("trainer_pipe_ended", error=str(error))
             self._mailbox.put(TrainerEnded())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hetertrain.cli import Command
+from hetertrain.cli import Command, enrol_command
 from hetertrain.config import Settings
 
 NEEDS = ("torch",)
@@ -35,6 +35,7 @@ def _settings() -> type[Settings]:
 
 
 COMMANDS = (
+    enrol_command("vehicle"),
     Command(
         name="vehicle",
         help="train on this vehicle's data until stopped",

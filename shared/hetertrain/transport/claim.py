@@ -78,8 +78,9 @@ class Claim:
                     return True
                 case mqtt.Denied(what, reason):
                     raise PermissionError(f"we must read {what} to see who lives: {reason}")
-                case mqtt.Disconnected(reason):
-                    raise ConnectionError(f"listening for another process: {reason}")
+                case mqtt.Disconnected(reason, is_refusal=is_refusal):
+                    kind = PermissionError if is_refusal else ConnectionError
+                    raise kind(f"listening for another process: {reason}")
         if not is_connected and not stopping.is_set():
             raise TimeoutError("the broker did not answer who listened for another process")
         return False

@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -37,6 +38,13 @@ KEEPALIVE_SECONDS = 30
 SESSION_EXPIRY_SECONDS = 3600
 BACKOFF_SECONDS_MIN = 0.2
 BACKOFF_SECONDS_MAX = 30.0
+REFUSED_SECONDS_MIN = 5.0
+REFUSED_SECONDS_MAX = 7200.0
+"""Whoever is refused for good reason, as with a revoked credential, asks ever less often: with the
+jitter, once in an hour or two.
+"""
+REFUSALS = frozenset({0x86, 0x87, 0x8A, 0x8C})
+"""CONNACK reason codes: bad user name or password, not authorised, banned, bad method."""
 POLL_SECONDS_MAX = 0.5
 QUEUE_BYTES_MAX = 32 << 20
 """Frames that wait for the connection; beyond it the oldest are dropped and counted: senders
@@ -83,6 +91,8 @@ class Disconnected:
 
     reason: str
     is_final: bool = False
+    is_refusal: bool = False
+    """Our credential is not good for anything there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +187,8 @@ class Connection(threading.Thread):
         self._is_ready = False
         self._is_taken_over = False
         self._failures = 0
+        self._refusals = 0
+        self._tls: ssl.SSLContext | None = None
         self._client = self._build_client(will)
 
     def publish(self, outgoing: tuple[Outgoing, ...]) -> None:
@@ -242,7 +254,8 @@ class Connection(threading.Thread):
         if endpoint.username is not None:
             client.username_pw_set(endpoint.username, endpoint.password)
         if endpoint.ca_file is not None:
-            client.tls_set(endpoint.ca_file, endpoint.certificate_file, endpoint.key_file)
+            self._tls = ssl.create_default_context(cafile=endpoint.ca_file)
+            client.tls_set_context(self._tls)
         client.max_inflight_messages_set(INFLIGHT_MAX)
         client.max_queued_messages_set(2 * INFLIGHT_MAX)
         if will is not None:
@@ -258,6 +271,7 @@ class Connection(threading.Thread):
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]  # paho
         properties.SessionExpiryInterval = self._endpoint.session_seconds
         try:
+            self._load_certificate()
             if self._claim is not None and self._claim.has_owner(self._stopping):
                 self._refuse()
                 return False
@@ -269,7 +283,10 @@ class Connection(threading.Thread):
                 properties=properties,
             )
         except (OSError, ValueError) as error:
-            self._on_event(Disconnected(f"{self._endpoint.host}:{self._endpoint.port}: {error}"))
+            is_refusal = isinstance(error, PermissionError)
+            self._refusals += is_refusal
+            where = f"{self._endpoint.host}:{self._endpoint.port}"
+            self._on_event(Disconnected(f"{where}: {error}", is_refusal=is_refusal))
             return False
         raw = self._client.socket()
         if raw is not None:
@@ -279,6 +296,12 @@ class Connection(threading.Thread):
             # A small receive buffer, so that the rate limit reaches back to the broker.
             _tcp(raw).setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
         return True
+
+    def _load_certificate(self) -> None:
+        """Take our certificate as it is on the disk now: it may have been renewed."""
+        endpoint = self._endpoint
+        if self._tls is not None and endpoint.certificate_file is not None:
+            self._tls.load_cert_chain(endpoint.certificate_file, endpoint.key_file)
 
     def _refuse(self) -> None:
         self._is_taken_over = True
@@ -353,7 +376,7 @@ class Connection(threading.Thread):
         self._is_ready = False
         self._tokens.clear()
         self._failures += 1
-        ceiling = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * 2 ** min(self._failures, 16))
+        ceiling = backoff_seconds_max(self._failures, self._refusals)
         jitter = random.uniform(0.5, 1.0)  # noqa: S311  # spreads reconnects, guards nothing
         self._stopping.wait(ceiling * jitter)
 
@@ -361,7 +384,10 @@ class Connection(threading.Thread):
         self, _client: paho.Client, _data: Any, _flags: Any, code: ReasonCode, properties: Any
     ) -> None:
         if code.is_failure:
-            self._on_event(Disconnected(f"the broker refused us: {code}"))
+            is_refusal = code.value in REFUSALS
+            self._refusals += is_refusal
+            reason = f"the broker refused us: {code}"
+            self._on_event(Disconnected(reason, is_refusal=is_refusal))
             return
         self.packet_bytes_max = getattr(properties, "MaximumPacketSize", None)
         with self._lock:
@@ -388,12 +414,19 @@ class Connection(threading.Thread):
         for topic, code in zip(self._asked.pop(mid, ()), codes, strict=False):
             if code.is_failure:
                 self._on_event(Denied(topic, str(code)))
-        if not self._is_ready:
-            self._become_ready()
+        if self._is_ready:
+            return
+        if codes and all(code.is_failure for code in codes):
+            self._refusals += 1
+            reason = "the broker lets us listen to none of our topics: is this node enrolled?"
+            self._on_event(Disconnected(reason, is_refusal=True))
+            self._client.disconnect()
+            return
+        self._become_ready()
 
     def _become_ready(self) -> None:
         self._is_ready = True
-        self._failures = 0
+        self._failures = self._refusals = 0
         self._on_event(Connected(self.packet_bytes_max))
 
     def _disconnected(
@@ -433,6 +466,13 @@ class Connection(threading.Thread):
                 continue
         except BlockingIOError:
             return
+
+
+def backoff_seconds_max(failures: int, refusals: int) -> float:
+    """Return how long to wait at most before the next try, after so many that failed in a row."""
+    if refusals:
+        return min(REFUSED_SECONDS_MAX, REFUSED_SECONDS_MIN * 4.0 ** min(refusals - 1, 16))
+    return min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * 2.0 ** min(failures, 16))
 
 
 def _tcp(raw: Any) -> socket.socket:

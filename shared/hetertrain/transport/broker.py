@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import ClassVar
 
 from iotcore import Broker
-from pydantic import Field
-
-from hetertrain.config import Settings
 
 _CONFIGURATION = """
 id = 0
@@ -37,14 +33,6 @@ max_payload_size = {packet_bytes}
 max_inflight_count = 200
 dynamic_filters = true
 """
-
-
-class EmbeddedBrokerSettings(Settings):
-    """Settings of the embedded broker."""
-
-    section: ClassVar[str] = "broker"
-
-    port: int = Field(1883, ge=0, le=65535, description="TCP port on loopback; 0: a free one")
 
 
 class EmbeddedBroker:

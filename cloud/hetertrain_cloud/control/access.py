@@ -1,0 +1,89 @@
+"""What each part may do at the broker, by topic; and how a broker is told.
+
+A node may publish in its own name only, and hear its jobs' broadcasts and its own inbox only. Which
+topics those are follows from its role and jobs; ``BrokerAccess`` makes a broker keep to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from hetertrain.wire import topics
+
+AGGREGATOR = "aggregator"
+CONTROL = "control"
+_ANY = "+"
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Topics, with wildcards, that one credential may use."""
+
+    publish: frozenset[str]
+    subscribe: frozenset[str]
+
+
+class BrokerAccess(Protocol):
+    """A broker that knows who may do what."""
+
+    def reconcile(self, wanted: Mapping[str, Rights]) -> int:
+        """Make the broker's rules be exactly these, by user; return how many differed.
+
+        Whoever is not in ``wanted`` is disconnected and loses all rights.
+
+        Raises:
+            TransportError: the broker cannot be reached or refuses.
+        """
+
+    def apply(self, user: str, rights: Rights | None) -> None:
+        """Bring one user's rules up to date; None: disconnect it and take all rights.
+
+        Raises:
+            TransportError: the broker cannot be reached or refuses.
+        """
+
+
+def node_rights(node: str, role: str, jobs: list[str]) -> Rights:
+    """Return what a node may do that works on ``jobs``."""
+    publish = {topics.state(node)}
+    # Its own state too: so it notices another process in its name.
+    subscribe = {topics.inbox(node), topics.state(node)}
+    for job in jobs:
+        cell = topics.CLOUD_CELL if role == "edge" else _ANY
+        publish.add(topics.up(job, cell, _ANY, node))
+        subscribe |= {topics.down(job, cell, _ANY), topics.sync(job, cell)}
+        if role == "edge":
+            publish |= {
+                topics.down(job, node, _ANY),
+                topics.sync(job, node),
+                topics.status(job, node),
+            }
+            subscribe.add(topics.up(job, node, _ANY, _ANY))
+    if role == "edge":
+        publish.add(topics.inbox(_ANY))
+        subscribe.add(topics.state(_ANY))
+    return Rights(frozenset(publish), frozenset(subscribe))
+
+
+def aggregator_rights() -> Rights:
+    """Return what the cloud's aggregators may do."""
+    cloud = topics.CLOUD_CELL
+    publish = {
+        topics.inbox(_ANY),
+        topics.down(_ANY, cloud, _ANY),
+        topics.sync(_ANY, cloud),
+        topics.status(_ANY, cloud),
+    }
+    subscribe = {
+        topics.up(_ANY, cloud, _ANY, _ANY),
+        topics.state(_ANY),
+        topics.status(_ANY, cloud),
+    }
+    return Rights(frozenset(publish), frozenset(subscribe))
+
+
+def watcher_topics() -> tuple[str, ...]:
+    """Return what the control plane listens to."""
+    return (topics.state(_ANY), topics.status(_ANY, _ANY))

@@ -1,0 +1,381 @@
+"""Jobs and their versions."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Response
+from fastapi.responses import FileResponse
+from pydantic import Field
+from sqlalchemy import select
+from sqlalchemy.orm import Session as Transaction
+
+from hetertrain_cloud.control import jobs as rules
+from hetertrain_cloud.control.api.convention import (
+    ALWAYS,
+    Body,
+    Caller,
+    IdempotencyKey,
+    IfMatch,
+    Limit,
+    Name,
+    NameCursor,
+    NumberCursor,
+    Page,
+    Plane,
+    check_revision,
+    once,
+    page_of,
+    problems,
+    set_etag,
+)
+from hetertrain_cloud.control.models import kept, model_file
+from hetertrain_cloud.control.operators import Principal
+from hetertrain_cloud.control.plane import ControlPlane
+from hetertrain_cloud.control.problems import not_found
+from hetertrain_cloud.control.tables import Job
+
+router = APIRouter(prefix="/api/v1", tags=["jobs"])
+JobName = Annotated[Name, Path(description="the job's name")]
+VersionNumber = Annotated[int, Path(ge=0, lt=1 << 62, description="the version")]
+
+
+class WaitingFor(Body):
+    """What a job waits for right now."""
+
+    code: str = Field(examples=["updates"])
+    text: str = Field(examples=["2 nodes' updates needed, 1 present (3 eligible nodes, 2 online)"])
+
+
+class Measurement(Body):
+    """What a version measured."""
+
+    version: int
+    elapsed_seconds: float
+    metrics: dict[str, float]
+
+
+class JobShown(Body):
+    """A job."""
+
+    name: str
+    specification: rules.JobSpecification
+    wanted: Literal["running", "paused", "stopped"] = Field(
+        description="what an operator asked for"
+    )
+    state: str = Field(description="what is so", examples=["running"])
+    reason: str = Field(description="why it failed or completed")
+    restarts: int = Field(description="how often its aggregator failed since the start")
+    version: int | None = Field(description="the newest version; null: none yet")
+    waiting_for: WaitingFor
+    nodes_eligible: int
+    nodes_online: int
+    newest: Measurement | None = Field(description="the newest measurement")
+    promoted: list[int]
+    rollback_to: int | None = Field(description="a rollback that is not carried out yet")
+    created_at: datetime
+    changed_at: datetime
+    revision: int
+
+
+class JobCreation(Body):
+    """A new job."""
+
+    name: Name
+    specification: rules.JobSpecification
+
+
+class Contribution(Body):
+    """An update that went into a version."""
+
+    node: str
+    seq: int
+    base_version: int
+    lag: int
+    examples: int
+    steps: int
+
+
+class VersionShown(Body):
+    """A version of a job's model."""
+
+    version: int
+    elapsed_seconds: float | None = Field(description="since the first node; null: unknown")
+    sync: int | None = Field(description="the synchronisation that ended with it, if any")
+    lineage: str
+    digest: str
+    rolled_back_to: int | None = Field(description="it is the model of this version again")
+    metrics: dict[str, float] | None
+    num_updates: int
+    is_kept: bool = Field(description="its model can be had, and rolled back to")
+    is_promoted: bool
+
+
+class VersionWithContributions(VersionShown):
+    """A version, and what went into it."""
+
+    contributions: list[Contribution]
+
+
+@router.get("/jobs", responses=problems(*ALWAYS))
+def list_jobs(
+    caller: Caller, plane: Plane, limit: Limit = 50, cursor: NameCursor = None
+) -> Page[JobShown]:
+    """List jobs, by name."""
+    caller.require("jobs:read")
+    with plane.database.read() as transaction:
+        query = select(Job).order_by(Job.name).where(Job.name > (cursor or ""))
+        rows = transaction.scalars(query.limit(limit + 1)).all()
+        items, next_cursor = page_of(rows, limit, lambda job: job.name)
+        shown = [_job(plane, transaction, job) for job in items]
+    return Page(items=shown, next_cursor=next_cursor)
+
+
+@router.post("/jobs", status_code=201, response_model=JobShown, responses=problems(*ALWAYS, 409))
+def create_job(
+    body: JobCreation, caller: Caller, plane: Plane, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Add a job; it waits for its start."""
+    caller.require("jobs:write")
+    with plane.database.begin() as transaction:
+        response = once(
+            transaction,
+            plane,
+            caller,
+            idempotency_key,
+            ("create_job", body),
+            lambda: _job(
+                plane,
+                transaction,
+                rules.create(
+                    transaction,
+                    name=body.name,
+                    specification=body.specification,
+                    actor=caller.name,
+                    now=plane.now(),
+                ),
+            ),
+        )
+    plane.access_changed.set()
+    return response
+
+
+@router.get("/jobs/{name}", responses=problems(*ALWAYS, 404))
+def show_job(name: JobName, caller: Caller, plane: Plane, response: Response) -> JobShown:
+    """Show a job, and what it waits for."""
+    caller.require("jobs:read")
+    with plane.database.read() as transaction:
+        job = _find(transaction, name)
+        set_etag(response, job.revision)
+        return _job(plane, transaction, job)
+
+
+@router.put("/jobs/{name}", responses=problems(*ALWAYS, 404, 409, 412, 428))
+def change_job(
+    name: JobName,
+    body: rules.JobSpecification,
+    caller: Caller,
+    plane: Plane,
+    response: Response,
+    if_match: IfMatch = None,
+) -> JobShown:
+    """Give a job other options; a running one takes them at its next start."""
+    caller.require("jobs:write")
+    with plane.database.begin() as transaction:
+        job = rules.find(transaction, name)
+        check_revision(if_match, job.revision)
+        rules.change(transaction, job, body, caller.name, plane.now())
+        shown = _job(plane, transaction, job)
+    plane.access_changed.set()
+    set_etag(response, job.revision)
+    return shown
+
+
+@router.post("/jobs/{name}/start", responses=problems(*ALWAYS, 404, 409))
+def start_job(name: JobName, caller: Caller, plane: Plane) -> JobShown:
+    """Start a job, or go on with one that is paused, stopped or completed; within seconds."""
+    return _order(name, "start", caller, plane)
+
+
+@router.post("/jobs/{name}/pause", responses=problems(*ALWAYS, 404, 409))
+def pause_job(name: JobName, caller: Caller, plane: Plane) -> JobShown:
+    """Pause a running job, within seconds, whether or not a node is there."""
+    return _order(name, "pause", caller, plane)
+
+
+@router.post("/jobs/{name}/stop", responses=problems(*ALWAYS, 404, 409))
+def stop_job(name: JobName, caller: Caller, plane: Plane) -> JobShown:
+    """Stop a job, within seconds, whether or not a node is there."""
+    return _order(name, "stop", caller, plane)
+
+
+def _order(name: str, action: str, caller: Principal, plane: ControlPlane) -> JobShown:
+    caller.require("jobs:write")
+    with plane.database.begin() as transaction:
+        job = rules.order(transaction, name, action, caller.name, plane.now())
+        return _job(plane, transaction, job)
+
+
+@router.get("/jobs/{name}/versions", responses=problems(*ALWAYS, 404), tags=["versions"])
+def list_versions(
+    name: JobName, caller: Caller, plane: Plane, limit: Limit = 50, cursor: NumberCursor = None
+) -> Page[VersionShown]:
+    """List a job's versions, newest first."""
+    caller.require("versions:read")
+    with plane.database.read() as transaction:
+        job = _find(transaction, name)
+    rows = plane.history(name).page(cursor, limit + 1)
+    items, next_cursor = page_of(rows, limit, lambda row: int(row["version"]))
+    return Page(
+        items=[VersionShown.model_validate(_version(plane, job, row)) for row in items],
+        next_cursor=next_cursor,
+    )
+
+
+@router.get("/jobs/{name}/metrics", responses=problems(*ALWAYS, 404), tags=["versions"])
+def list_metrics(
+    name: JobName,
+    caller: Caller,
+    plane: Plane,
+    limit: Annotated[int, Query(ge=1, le=5000)] = 500,
+) -> list[Measurement]:
+    """List a job's newest measurements, oldest first, to be drawn."""
+    caller.require("versions:read")
+    with plane.database.read() as transaction:
+        _find(transaction, name)
+    return [Measurement.model_validate(row) for row in plane.history(name).metrics(limit)]
+
+
+@router.get("/jobs/{name}/versions/{version}", responses=problems(*ALWAYS, 404), tags=["versions"])
+def show_version(
+    name: JobName, version: VersionNumber, caller: Caller, plane: Plane
+) -> VersionWithContributions:
+    """Show a version and the updates that went into it."""
+    caller.require("versions:read")
+    with plane.database.read() as transaction:
+        job = _find(transaction, name)
+    row = plane.history(name).row(version)
+    if row is None:
+        raise not_found("version", version)
+    contributions = [
+        Contribution(
+            node=node,
+            seq=seq,
+            base_version=base,
+            lag=version - 1 - base,
+            examples=examples,
+            steps=steps,
+        )
+        for node, seq, base, examples, steps in row["contributions"]
+    ]
+    return VersionWithContributions.model_validate(
+        _version(plane, job, row) | {"contributions": contributions}
+    )
+
+
+@router.get(
+    "/jobs/{name}/versions/{version}/model",
+    response_class=FileResponse,
+    responses=problems(
+        *ALWAYS,
+        400,
+        404,
+        416,
+        also={
+            200: {
+                "description": "the model, safetensors; honours Range and If-Range",
+                "content": {"application/octet-stream": {}},
+            },
+            206: {"description": "a part of it", "content": {"application/octet-stream": {}}},
+        },
+    ),
+    tags=["versions"],
+)
+def download_model(
+    name: JobName, version: VersionNumber, caller: Caller, plane: Plane
+) -> FileResponse:
+    """Download a version's model as safetensors."""
+    caller.require("versions:read")
+    with plane.database.read() as transaction:
+        _find(transaction, name)
+    path = model_file(plane.jobs_directory / name, version)
+    return FileResponse(path, media_type="application/octet-stream", filename=f"{name}-{path.name}")
+
+
+@router.post(
+    "/jobs/{name}/versions/{version}/promote",
+    responses=problems(*ALWAYS, 404),
+    tags=["versions"],
+)
+def promote_version(
+    name: JobName, version: VersionNumber, caller: Caller, plane: Plane
+) -> JobShown:
+    """Keep a version's model for good."""
+    caller.require("versions:write")
+    with plane.database.begin() as transaction:
+        rules.find(transaction, name)
+        model_file(plane.jobs_directory / name, version, is_promoted=True)
+        job = rules.promote(transaction, name, version, caller.name, plane.now())
+        return _job(plane, transaction, job)
+
+
+@router.post(
+    "/jobs/{name}/versions/{version}/rollback",
+    responses=problems(*ALWAYS, 404),
+    tags=["versions"],
+)
+def roll_back(name: JobName, version: VersionNumber, caller: Caller, plane: Plane) -> JobShown:
+    """Go on from an older version: its model becomes the job's next version, in a new lineage."""
+    caller.require("versions:write")
+    with plane.database.begin() as transaction:
+        rules.find(transaction, name)
+        model_file(plane.jobs_directory / name, version)
+        job = rules.roll_back(transaction, name, version, caller.name, plane.now())
+        return _job(plane, transaction, job)
+
+
+def _find(transaction: Transaction, name: str) -> Job:
+    job = transaction.get(Job, name)
+    if job is None:
+        raise not_found("job", name)
+    return job
+
+
+def _job(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
+    code, text = plane.waiting_for(transaction, job)
+    eligible, online = plane.crew(transaction, job)
+    history = plane.history(job.name)
+    newest = history.metrics(1)
+    same = (
+        "name",
+        "specification",
+        "wanted",
+        "state",
+        "reason",
+        "restarts",
+        "promoted",
+        "rollback_to",
+        "created_at",
+        "changed_at",
+        "revision",
+    )
+    return JobShown.model_validate(
+        {name: getattr(job, name) for name in same}
+        | {
+            "version": history.newest(),
+            "waiting_for": {"code": code, "text": text},
+            "nodes_eligible": eligible,
+            "nodes_online": online,
+            "newest": newest[-1] if newest else None,
+        }
+    )
+
+
+def _version(plane: ControlPlane, job: Job, row: dict[str, Any]) -> dict[str, Any]:
+    same = ("version", "elapsed_seconds", "sync", "lineage", "digest", "rolled_back_to", "metrics")
+    return {name: row.get(name) for name in same} | {
+        "num_updates": len(row["contributions"]),
+        "is_kept": row["version"] in kept(plane.jobs_directory / job.name),
+        "is_promoted": row["version"] in job.promoted,
+    }

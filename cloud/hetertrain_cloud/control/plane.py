@@ -1,0 +1,148 @@
+"""The control plane as a whole: what its API, its connection to the broker and its upkeep share."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session as Transaction
+
+from hetertrain.errors import TransportError
+from hetertrain_cloud.control import jobs as job_rules
+from hetertrain_cloud.control.access import (
+    AGGREGATOR,
+    BrokerAccess,
+    Rights,
+    aggregator_rights,
+    node_rights,
+)
+from hetertrain_cloud.control.authority import Authority
+from hetertrain_cloud.control.database import Database
+from hetertrain_cloud.control.live import LiveFleet
+from hetertrain_cloud.control.problems import ProblemError
+from hetertrain_cloud.control.tables import Job, Node
+from hetertrain_cloud.history import JobHistory
+
+SEEN_BATCH = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advertised:
+    """The broker as nodes reach it, told to each that enrols."""
+
+    host: str
+    port: int
+    is_tls: bool
+    websocket_path: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class ControlPlane:
+    """What the API's handlers work with; any thread may use it."""
+
+    database: Database
+    authority: Authority
+    live: LiveFleet
+    advertised: Advertised
+    jobs_directory: Path
+    """Each job's state is in a folder of its name."""
+    bootstrap_file: Path
+    """Holds the one-time token for the first admin, until there is one."""
+    now: Callable[[], datetime.datetime]
+    access_changed: threading.Event = field(default_factory=threading.Event)
+    """Set: rights at the broker must be brought up to date."""
+    access: BrokerAccess | None = None
+    """How the broker is told its rules; None: it knows none."""
+    access_error: str = ""
+    """Why the broker's rules may not be up to date; empty: they are."""
+    _histories: dict[str, JobHistory] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def history(self, job: str) -> JobHistory:
+        """Return a job's history."""
+        with self._lock:
+            if job not in self._histories:
+                self._histories[job] = JobHistory(self.jobs_directory / job)
+            return self._histories[job]
+
+    def bootstrap_token(self) -> str | None:
+        """Return the one-time token for the first admin; None where there is none any more."""
+        try:
+            return self.bootstrap_file.read_text(encoding="ascii").strip()
+        except FileNotFoundError:
+            return None
+
+    def rights_of(self, node: Node, jobs: list[str]) -> Rights:
+        """Return what a node may do at the broker."""
+        return node_rights(node.name, node.role, jobs)
+
+    def update_access(self, node: Node) -> None:
+        """Tell the broker what a node may do now, before anybody is told that it is done.
+
+        Raises:
+            ProblemError: 503, the broker cannot be told; it is told as soon as it can be.
+        """
+        if self.access is None:
+            return
+        rights = None
+        if node.state == "active":
+            with self.database.read() as transaction:
+                jobs = job_rules.jobs_of(node, list(transaction.scalars(select(Job))))
+            rights = self.rights_of(node, jobs)
+        try:
+            self.access.apply(node.name, rights)
+        except TransportError as error:
+            self.access_changed.set()
+            raise ProblemError(
+                503, "broker_unreachable", f"ask again: the broker cannot be told: {error}", 5
+            ) from error
+
+    def rights(self) -> dict[str, Rights]:
+        """Return what everybody may do at the broker."""
+        with self.database.read() as transaction:
+            jobs = list(transaction.scalars(select(Job)))
+            nodes = transaction.scalars(select(Node).where(Node.state == "active"))
+            wanted = {
+                node.name: node_rights(node.name, node.role, job_rules.jobs_of(node, jobs))
+                for node in nodes
+            }
+        wanted[AGGREGATOR] = aggregator_rights()
+        return wanted
+
+    def save_seen(self) -> None:
+        """Write down who was seen lately."""
+        names = sorted(self.live.take_unsaved())
+        for start in range(0, len(names), SEEN_BATCH):
+            batch = names[start : start + SEEN_BATCH]
+            with self.database.begin() as transaction:
+                query = update(Node).where(Node.name.in_(batch))
+                transaction.execute(query.values(seen_at=self.now()))
+
+    def waiting_for(self, transaction: Transaction, job: Job) -> tuple[str, str]:
+        """Say, as a code and in words, why a job does not go on right now."""
+        if job.wanted != "running":
+            return f"job_{job.wanted}", f"the job is {job.wanted}: start it"
+        if job.state not in ("running", "starting"):
+            return f"job_{job.state}", f"the job {job.state}: {job.reason}"
+        if self.live.broker_error:
+            return "broker_unreachable", f"the broker cannot be reached: {self.live.broker_error}"
+        status = self.live.job(job.name, "cloud")
+        if status is None:
+            return "aggregator_starting", "the aggregator has not said anything for 5 seconds"
+        eligible, online = self.crew(transaction, job)
+        crew = f"{eligible} eligible nodes, {online} online"
+        if not eligible:
+            return "no_eligible_nodes", "no enrolled node has the labels that the job asks for"
+        if not status.active:
+            return "no_active_nodes", f"no node works on the job: {crew}"
+        return status.waiting_code, f"{status.waiting_for} ({crew})"
+
+    def crew(self, transaction: Transaction, job: Job) -> tuple[int, int]:
+        """Return how many nodes may work on a job, and how many of them are online."""
+        rows = transaction.execute(select(Node.name, Node.labels).where(Node.state == "active"))
+        names = [name for name, labels in rows if job_rules.is_eligible(labels, job.specification)]
+        return len(names), len(set(names) & set(self.live.online()))

@@ -1,0 +1,221 @@
+"""The control plane as a process: the API's server, the connection to the broker, and upkeep.
+
+The main thread serves the API. One thread takes what comes from the broker; another keeps the
+broker's rules, the certificates of our own and the dates at which nodes were seen up to date.
+"""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+import ssl
+import threading
+import time
+
+import uvicorn
+
+from hetertrain.errors import FrameError, HetertrainError, TransportError
+from hetertrain.logging import get_logger
+from hetertrain.security import write_private
+from hetertrain.service import Mailbox, Stop
+from hetertrain.transport import mqtt
+from hetertrain.wire import topics
+from hetertrain.wire.frames import AggregatorStatus, NodeState, unpack
+from hetertrain_cloud.control.access import CONTROL, watcher_topics
+from hetertrain_cloud.control.api.app import build_app
+from hetertrain_cloud.control.authority import Authority
+from hetertrain_cloud.control.credentials import write_own, write_server
+from hetertrain_cloud.control.database import Database
+from hetertrain_cloud.control.dynsec import RESPONSE_TOPIC, DynamicSecurity
+from hetertrain_cloud.control.live import LiveFleet
+from hetertrain_cloud.control.plane import Advertised, ControlPlane
+from hetertrain_cloud.control.settings import CloudSettings
+from hetertrain_cloud.control.tables import User
+
+UPKEEP_SECONDS = 30.0
+"""The broker's rules are compared at least so often."""
+SHUTDOWN_SECONDS = 3
+BOOTSTRAP_FILE = "bootstrap-token"
+
+
+def now() -> datetime.datetime:
+    """Return the time."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+class ControlService:
+    """The control plane at work."""
+
+    def __init__(self, settings: CloudSettings) -> None:
+        self._settings = settings
+        self._log = get_logger(part="control")
+        self._stopping = threading.Event()
+        self._mailbox: Mailbox[mqtt.Event] = Mailbox()
+        self._live = LiveFleet()
+        self._database = Database(settings.database())
+        self._authority = Authority(settings.authority, now(), settings.authority_passphrase_file)
+        write_own(self._authority, settings.directory / "credentials", now())
+        is_mosquitto = settings.broker == "mosquitto"
+        # No other process may use the name, whatever its session was: it is new each time.
+        own = settings.model_copy(update=settings.credential(CONTROL))
+        endpoint = own.endpoint(f"{CONTROL}-{secrets.token_hex(4)}")
+        answers = (RESPONSE_TOPIC,) if is_mosquitto else ()
+        self._connection = mqtt.Connection(
+            endpoint, (*watcher_topics(), *answers), self._mailbox.put
+        )
+        self._access = DynamicSecurity(self._connection.publish) if is_mosquitto else None
+        self.plane = ControlPlane(
+            database=self._database,
+            authority=self._authority,
+            live=self._live,
+            advertised=Advertised(
+                host=settings.advertised_host or settings.broker_host,
+                port=settings.advertised_port or settings.broker_port,
+                is_tls=is_mosquitto,
+                websocket_path=settings.advertised_websocket_path,
+            ),
+            jobs_directory=settings.jobs_directory,
+            bootstrap_file=settings.directory / BOOTSTRAP_FILE,
+            now=now,
+            access=self._access,
+        )
+
+    def run(self) -> int:
+        """Serve until stopped; return the exit code."""
+        self._database.migrate()
+        self._offer_bootstrap()
+        server = self._server()
+        threads = [
+            threading.Thread(target=self._watch, name="watch", daemon=True),
+            threading.Thread(target=self._keep_up, args=(server,), name="upkeep", daemon=True),
+        ]
+        self._connection.start()
+        for thread in threads:
+            thread.start()
+        try:
+            server.run()
+        finally:
+            self._stopping.set()
+            self.plane.access_changed.set()
+            self._mailbox.close()
+            self._mailbox.stop()
+            self._connection.stop()
+            for thread in threads:
+                thread.join(SHUTDOWN_SECONDS)
+            self._database.close()
+        return 0
+
+    def _server(self) -> uvicorn.Server:
+        settings = self._settings
+        directory, name = settings.directory / "credentials", "api"
+        if settings.tls_directory is not None:
+            directory, name = settings.tls_directory, "tls"
+        else:
+            write_server(self._authority, directory, name, settings.host_names, now())
+        configuration = uvicorn.Config(
+            build_app(self.plane),
+            host=settings.listen_host,
+            port=settings.listen_port,
+            ssl_certfile=str(directory / f"{name}.crt"),
+            ssl_keyfile=str(directory / f"{name}.key"),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
+        return uvicorn.Server(configuration)
+
+    def _offer_bootstrap(self) -> None:
+        """Write the one-time token for the first admin, where there is no user yet."""
+        with self._database.read() as transaction:
+            has_user = transaction.query(User.name).first() is not None
+        if has_user:
+            return
+        path = self.plane.bootstrap_file
+        if not path.exists():
+            write_private(path, secrets.token_urlsafe(32).encode())
+        self._log.warning("no_admin_yet", bootstrap_file=str(path))
+
+    def _watch(self) -> None:
+        """Take what comes from the broker."""
+        while True:
+            match self._mailbox.take(time.monotonic() + UPKEEP_SECONDS):
+                case Stop():
+                    return
+                case mqtt.Received(topic, frame):
+                    self._take(topic, frame)
+                case mqtt.Connected():
+                    self._live.broker_error = ""
+                    self.plane.access_changed.set()
+                    self._log.info("broker_connected")
+                case mqtt.Disconnected(reason):
+                    self._live.broker_error = reason
+                    self._log.warning("broker_disconnected", reason=reason)
+                case mqtt.Denied(what, reason):
+                    self._log.error("access_denied", what=what, reason=reason)
+                case _:
+                    pass  # Deliveries, and the passing of time.
+
+    def _take(self, topic: str, frame: bytes) -> None:
+        if topic == RESPONSE_TOPIC:
+            if self._access is not None:
+                self._access.take(frame)
+            return
+        try:
+            message, _ = unpack(frame)
+        except FrameError as error:
+            self._log.warning("frame_refused", topic=topic[:128], reason=error.reason)
+            return
+        match message:
+            case NodeState() if topic == topics.state(message.node):
+                self._live.see(message)
+            case AggregatorStatus() if topic == topics.status(message.job, message.cell):
+                self._live.hear(message)
+            case _:
+                self._log.warning("frame_refused", topic=topic[:128], reason="misplaced")
+
+    def _keep_up(self, server: uvicorn.Server) -> None:
+        """Keep up to date what ages; whatever fails is tried again."""
+        while not self._stopping.is_set():
+            self.plane.access_changed.wait(UPKEEP_SECONDS)
+            self.plane.access_changed.clear()
+            if self._stopping.is_set():
+                return
+            try:
+                self._reconcile()
+                self.plane.save_seen()
+                self._renew(server)
+            except Exception as error:  # the thread must outlive a database that comes and goes
+                self._log.error("upkeep_failed", error=repr(error))
+
+    def _reconcile(self) -> None:
+        if self._access is None or self._live.broker_error:
+            return
+        try:
+            changed = self._access.reconcile(self.plane.rights())
+        except TransportError as error:
+            self.plane.access_error = str(error)
+            self._log.error("access_not_reconciled", error=str(error))
+            return
+        self.plane.access_error = ""
+        if changed:
+            self._log.info("access_reconciled", changed=changed)
+
+    def _renew(self, server: uvicorn.Server) -> None:
+        directory = self._settings.directory / "credentials"
+        write_own(self._authority, directory, now())
+        context = server.config.ssl
+        if self._settings.tls_directory is None and isinstance(context, ssl.SSLContext):
+            hosts = self._settings.host_names
+            if write_server(self._authority, directory, "api", hosts, now()):
+                context.load_cert_chain(directory / "api.crt", directory / "api.key")
+
+
+def run_control(settings: CloudSettings) -> None:
+    """Be the control plane."""
+    try:
+        ControlService(settings).run()
+    except HetertrainError as error:
+        get_logger(part="control").error("control_failed", code=error.code, error=str(error))
+        raise SystemExit(error.exit_code) from error
