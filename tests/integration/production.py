@@ -56,7 +56,7 @@ class Production:
         self.mosquitto = shipped_mosquitto(broker)
         self.mosquitto.start()
         self.environment["HETERTRAIN_CLOUD_BROKER_PORT"] = str(self.mosquitto.port)
-        self.spawn("cloud", "cloud")
+        self.spawn("cloud", "cloud", "--log-json")
         control = self.directory / "cloud" / "control"
         wait_until((control / "bootstrap-token").exists, "the token for the first admin")
         wait_until(self._answers, "the API")

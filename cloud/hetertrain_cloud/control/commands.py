@@ -20,7 +20,7 @@ from typing import Any
 from hetertrain.cli import Command
 from hetertrain.errors import CredentialError, SettingsError
 
-NEEDS = ("httpx2", "cryptography")
+NEEDS = ("fastapi",)
 URL_VARIABLE, TOKEN_VARIABLE = "HETERTRAIN_CONTROL_URL", "HETERTRAIN_TOKEN"  # names
 AUTHORITY_VARIABLE = "HETERTRAIN_AUTHORITY_FILE"
 NOT_WHOLE = 1
@@ -224,17 +224,24 @@ def _revoke_claim(op: Operator, a: argparse.Namespace) -> int:
     return 0
 
 
-def _create_job(op: Operator, a: argparse.Namespace) -> int:
+def _read_options(file: Path) -> Any:
     try:
-        text = a.file.read_text(encoding="utf-8")
-        read = json.loads if a.file.suffix == ".json" else tomllib.loads
-        specification = read(text)
+        text = file.read_text(encoding="utf-8")
+        return json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot read {a.file}: {error}") from error
-    job = op.client.post("/jobs", {"name": a.name, "specification": specification})
+        raise SettingsError(f"cannot read {file}: {error}") from error
+
+
+def _create_job(op: Operator, a: argparse.Namespace) -> int:
+    body = {"name": a.name, "specification": _read_options(a.file)}
+    job = op.client.post("/jobs", body)
     if a.start:
         job = op.client.post(f"/jobs/{a.name}/start")
     return op.one(job)
+
+
+def _change_job(op: Operator, a: argparse.Namespace) -> int:
+    return op.one(op.client.change("PUT", f"/jobs/{a.name}", _read_options(a.file)))
 
 
 def _list_versions(op: Operator, a: argparse.Namespace) -> int:
@@ -361,6 +368,13 @@ COMMANDS = (
         NAME,
         _argument("file", type=Path, help="TOML or JSON"),
         _argument("--start", action="store_true", help="start it too"),
+    ),
+    _command(
+        "job change",
+        "give a job other options, from its next start on",
+        _change_job,
+        NAME,
+        _argument("file", type=Path, help="TOML or JSON"),
     ),
     _command("job start", "start a job or go on with it", _post("jobs", "start"), NAME),
     _command("job pause", "pause a job", _post("jobs", "pause"), NAME),

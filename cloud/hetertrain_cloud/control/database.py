@@ -14,7 +14,7 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.orm import Session as Transaction
 from sqlalchemy.orm import sessionmaker
@@ -29,8 +29,8 @@ READ_ONLY = "is_read_only"
 class Database:
     """The database of the control plane; any thread may use it."""
 
-    def __init__(self, url: str) -> None:
-        """Connect.
+    def __init__(self, url: str, password: str | None = None) -> None:
+        """Take an address, and the password where it has none. Connects when it is used first.
 
         Raises:
             StoreError: the address is wrong.
@@ -42,8 +42,9 @@ class Database:
                 "the database's address is wrong: use sqlite:///FILE or "
                 "postgresql+psycopg://USER@HOST/NAME"
             ) from error
-        self.url = parsed
-        self.engine = _sqlite(url) if parsed.get_backend_name() == "sqlite" else _server(url)
+        self.url = parsed if password is None else parsed.set(password=password)
+        is_file = parsed.get_backend_name() == "sqlite"
+        self.engine = _sqlite(self.url) if is_file else _server(self.url)
         self._transactions = sessionmaker(self.engine, expire_on_commit=False)
 
     @contextmanager
@@ -81,13 +82,13 @@ class Database:
         self.engine.dispose()
 
 
-def _server(url: str) -> Engine:
+def _server(url: URL) -> Engine:
     return create_engine(
         url, pool_size=POOL_CONNECTIONS, pool_pre_ping=True, pool_timeout=LOCK_SECONDS
     )
 
 
-def _sqlite(url: str) -> Engine:
+def _sqlite(url: URL) -> Engine:
     arguments = {"timeout": LOCK_SECONDS, "check_same_thread": False}
     engine = create_engine(url, connect_args=arguments)
 

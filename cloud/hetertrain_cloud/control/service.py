@@ -25,7 +25,6 @@ from hetertrain_cloud.control.access import CONTROL, watcher_topics
 from hetertrain_cloud.control.api.app import build_app
 from hetertrain_cloud.control.authority import Authority
 from hetertrain_cloud.control.credentials import write_own, write_server
-from hetertrain_cloud.control.database import Database
 from hetertrain_cloud.control.dynsec import RESPONSE_TOPIC, DynamicSecurity
 from hetertrain_cloud.control.live import LiveFleet
 from hetertrain_cloud.control.plane import Advertised, ControlPlane
@@ -52,7 +51,7 @@ class ControlService:
         self._stopping = threading.Event()
         self._mailbox: Mailbox[mqtt.Event] = Mailbox()
         self._live = LiveFleet()
-        self._database = Database(settings.database())
+        self._database = settings.open_database()
         self._authority = Authority(settings.authority, now(), settings.authority_passphrase_file)
         write_own(self._authority, settings.directory / "credentials", now())
         is_mosquitto = settings.broker == "mosquitto"

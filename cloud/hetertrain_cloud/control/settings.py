@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr
 
 from hetertrain.errors import SettingsError
 from hetertrain.service import ConnectionSettings
+from hetertrain_cloud.control.database import Database
 
 CONTROL_DIRECTORY = "control"
 
@@ -30,7 +31,9 @@ class CloudSettings(ConnectionSettings):
     database_url: SecretStr | None = Field(
         None, description="the database; unset: SQLite in the state directory"
     )
-    database_url_file: Path | None = Field(None, description="a file that holds database_url")
+    database_password_file: Path | None = Field(
+        None, description="a file that holds the password, for a database_url without one"
+    )
     authority_directory: Path | None = Field(
         None, description="authority.key and .crt; unset: in the state directory"
     )
@@ -72,20 +75,22 @@ class CloudSettings(ConnectionSettings):
         """Names and addresses of this machine."""
         return tuple(host.strip() for host in self.hosts.split(",") if host.strip())
 
-    def database(self) -> str:
-        """Return the database's address.
+    def open_database(self) -> Database:
+        """Open the database.
 
         Raises:
-            SettingsError: the file of it cannot be read.
+            SettingsError: the file of its password cannot be read.
+            StoreError: its address is wrong.
         """
+        url, password = f"sqlite:///{self.directory / 'control.db'}", None
         if self.database_url is not None:
-            return self.database_url.get_secret_value()
-        if self.database_url_file is not None:
+            url = self.database_url.get_secret_value()
+        if self.database_password_file is not None:
             try:
-                return self.database_url_file.read_text(encoding="utf-8").strip()
+                password = self.database_password_file.read_text(encoding="utf-8").strip()
             except OSError as error:
-                raise SettingsError(f"cannot read database_url_file: {error}") from error
-        return f"sqlite:///{self.directory / 'control.db'}"
+                raise SettingsError(f"cannot read database_password_file: {error}") from error
+        return Database(url, password)
 
     def credential(self, user: str) -> dict[str, str]:
         """Return the settings by which a part of ours logs in at the broker."""

@@ -27,7 +27,6 @@ from hetertrain.transport.database import own_directory
 from hetertrain_cloud.control.access import AGGREGATOR
 from hetertrain_cloud.control.authority import Authority
 from hetertrain_cloud.control.credentials import write_own
-from hetertrain_cloud.control.database import Database
 from hetertrain_cloud.control.jobs import JobSpecification
 from hetertrain_cloud.control.models import order_rollback
 from hetertrain_cloud.control.problems import ProblemError
@@ -73,7 +72,7 @@ class Supervisor:
         self._log = get_logger(part="supervisor")
         self._context = multiprocessing.get_context("spawn")
         self._mailbox: Mailbox[None] = Mailbox()
-        self._database = Database(settings.database())
+        self._database = settings.open_database()
         self._children: dict[str, Child] = {}
         self._retry_at: dict[str, float] = {}
         self._failures: dict[str, int] = {}

@@ -1,0 +1,240 @@
+"""From nothing to a training fleet and back, as an operator does it: over TLS, with certificates of
+the fleet's own authority, on PostgreSQL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from hetertrain.enrolment import is_renewal_due, renew
+from hetertrain.service import ConnectionSettings
+from hetertrain.transport import mqtt
+from hetertrain.wire import topics
+from hetertrain.wire.uplink import Outgoing
+from hetertrain_cloud.control.dynsec import initial_configuration
+from hetertrain_cloud.control.service import now
+from tests.integration.postgres import Postgres
+from tests.integration.production import Production
+from tests.integration.waiting import wait_until
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture(scope="module")
+def production(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
+    directory = tmp_path_factory.mktemp("production")
+    server = Postgres(directory / "postgres")
+    made = Production(directory, server.database("production"))
+    try:
+        made.start()
+        yield made
+    finally:
+        codes = made.stop()
+        server.stop()
+    assert set(codes.values()) <= {0}, {name: made.logs(name)[-2000:] for name in codes}
+
+
+@pytest.fixture(scope="module")
+def fleet(production: Production) -> Production:
+    """Two vehicles at work, one behind a gateway; and one node that is hostile."""
+    production.create_job(sync_seconds=4.0)
+    production.spawn("edge-1", "edge", "--config", str(production.enrol("edge-1", "edge")))
+    for index, cell in enumerate(("cloud", "edge-1")):
+        production.enrol(f"car-{index}")
+        production.vehicle(f"car-{index}", index, 2, "--cell", cell)
+    production.enrol("hostile")
+    wait_until(lambda: "car-1" in contributors(production), "updates through the gateway")
+    assert not any("access_denied" in production.logs(name) for name in production.processes)
+    return production
+
+
+def contributors(fleet: Production) -> set[str]:
+    """Return whose updates are in the job's model."""
+    history = fleet.directory / "cloud" / "jobs" / "fleet" / "versions.jsonl"
+    rows = history.read_text().splitlines() if history.exists() else []
+    return {item[0] for row in rows for item in json.loads(row)["contributions"]}
+
+
+def connect(fleet: Production, node: str, *subscriptions: str) -> mqtt.Connection:
+    """Connect by hand, with a node's credential; events are in ``.events``."""
+    directory = fleet.directory / node
+    settings = ConnectionSettings(
+        broker_host="localhost",
+        broker_port=fleet.mosquitto.port,
+        tls_ca_file=str(directory / "authority.crt"),
+        tls_certificate_file=str(directory / "node.crt"),
+        tls_key_file=str(directory / "node.key"),
+    )
+    events: queue.Queue[mqtt.Event] = queue.Queue()
+    connection = mqtt.Connection(settings.endpoint(f"{node}-by-hand"), subscriptions, events.put)
+    connection.events = events
+    connection.start()
+    return connection
+
+
+def kept_versions(fleet: Production) -> list[int]:
+    """Return the job's versions that can be gone back to, newest first."""
+    return [row["version"] for row in fleet.json("version", "list", "fleet") if row["is_kept"]]
+
+
+def test_a_job_is_paused_rolled_back_and_goes_on(fleet: Production) -> None:
+    wait_until(lambda: kept_versions(fleet), "a version that is kept")
+    fleet.run("job", "pause", "fleet")
+    wait_until(lambda: fleet.json("job", "status", "fleet")["state"] == "paused", "the pause")
+    paused_at = fleet.version()
+    kept = kept_versions(fleet)
+
+    fleet.run("version", "promote", "fleet", str(kept[0]))
+    fleet.run("version", "rollback", "fleet", str(kept[0]))
+    fleet.run("job", "start", "fleet")
+    wait_until(lambda: fleet.version() >= paused_at + 2, "versions after the rollback")
+    again = fleet.json("version", "show", "fleet", str(paused_at + 1))
+    old, new = fleet.directory / "old", fleet.directory / "new"
+    fleet.run("version", "download", "fleet", str(kept[0]), str(old))
+
+    assert again["rolled_back_to"] == kept[0]
+    assert fleet.json("version", "show", "fleet", str(kept[0]))["is_promoted"]
+    assert fleet.json("version", "show", "fleet", str(paused_at))["lineage"] != again["lineage"]
+    # A model alone, by its tensors' names, and nothing of who contributed.
+    assert all("aggregator-state" not in name for name in load_file(old))
+    assert fleet.run("version", "download", "fleet", "999999", str(new), code=11) == ""
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        topics.up("fleet", "cloud", "t1", "car-0"),
+        topics.up("another", "cloud", "t1", "hostile"),
+        topics.down("fleet", "cloud", "t1"),
+        topics.sync("fleet", "cloud"),
+        topics.status("fleet", "cloud"),
+        topics.inbox("car-0"),
+        topics.state("car-0"),
+        "$CONTROL/dynamic-security/v1",
+    ],
+)
+def test_a_hostile_node_may_not_publish_what_is_not_its_own_and_hears_so(
+    fleet: Production, topic: str
+) -> None:
+    connection = connect(fleet, "hostile")
+    try:
+        assert isinstance(connection.events.get(timeout=10), mqtt.Connected)
+        connection.publish((Outgoing(topic, b"forged", token=1),))
+        assert isinstance(connection.events.get(timeout=10), mqtt.Denied)
+    finally:
+        connection.stop()
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["#", "ht/1/#", topics.down("another", "cloud", "t1"), topics.inbox("car-0"), "$share/g/#"],
+)
+def test_a_hostile_node_may_not_hear_what_is_not_meant_for_it(
+    fleet: Production, topic: str
+) -> None:
+    connection = connect(fleet, "hostile", topics.inbox("hostile"), topic)
+    try:
+        denied = connection.events.get(timeout=10)
+        assert isinstance(denied, mqtt.Denied)
+        assert denied.what == topic
+        assert isinstance(connection.events.get(timeout=10), mqtt.Connected)
+    finally:
+        connection.stop()
+
+
+def test_a_revoked_node_is_dropped_and_asks_less_and_less(fleet: Production) -> None:
+    connection = connect(fleet, "hostile", topics.inbox("hostile"))
+    try:
+        assert isinstance(connection.events.get(timeout=10), mqtt.Connected)
+        fleet.run("node", "revoke", "hostile")
+        events = [connection.events.get(timeout=5)]
+        while not getattr(events[-1], "is_refusal", False):
+            events.append(connection.events.get(timeout=20))
+        assert isinstance(events[0], mqtt.Disconnected)
+        assert mqtt.backoff_seconds_max(9, 1) == mqtt.REFUSED_SECONDS_MIN
+        assert mqtt.backoff_seconds_max(9, 9) == mqtt.REFUSED_SECONDS_MAX >= 3600
+    finally:
+        connection.stop()
+
+
+def test_a_certificate_is_renewed_without_hands(fleet: Production) -> None:
+    directory = fleet.directory / "car-0"
+    before = (directory / "node.crt").read_bytes()
+    assert not is_renewal_due(directory / "node.crt", now())
+    renew(
+        url=fleet.url,
+        key_file=directory / "node.key",
+        certificate_file=directory / "node.crt",
+        authority_file=directory / "authority.crt",
+    )
+    assert (directory / "node.crt").read_bytes() != before
+    connection = connect(fleet, "car-0", topics.inbox("car-0"))
+    try:
+        assert isinstance(connection.events.get(timeout=10), mqtt.Connected)
+    finally:
+        connection.stop()
+
+
+def test_a_broker_that_forgot_its_rules_is_given_them_again(fleet: Production) -> None:
+    version = fleet.version()
+    rules = fleet.mosquitto.directory / "dynamic-security.json"
+    fleet.mosquitto.kill()
+    rules.write_text(initial_configuration())
+    fleet.mosquitto.start()
+    wait_until(lambda: "node-car-0" in rules.read_text(), "the rules")
+    wait_until(lambda: fleet.version() >= version + 2, "versions after it")
+    assert "node-hostile" not in rules.read_text()
+
+
+def test_a_killed_control_plane_comes_back_and_training_does_not_notice(
+    fleet: Production,
+) -> None:
+    started = [json.loads(row) for row in fleet.logs("cloud").splitlines() if '"pid"' in row]
+    pids = [row["pid"] for row in started if row["process"] == "control-plane"]
+    os.kill(pids[-1], signal.SIGKILL)
+    history = fleet.directory / "cloud" / "jobs" / "fleet" / "versions.jsonl"
+    before = len(history.read_text().splitlines())
+    wait_until(lambda: len(history.read_text().splitlines()) > before, "versions without it")
+    wait_until(fleet._answers, "the API")
+    assert fleet.json("job", "status", "fleet")["restarts"] == 0
+
+
+def test_a_job_ends_by_its_own_rule_and_says_why(fleet: Production) -> None:
+    fleet.run("job", "stop", "fleet")
+    wait_until(lambda: fleet.json("job", "status", "fleet")["state"] == "stopped", "the stop")
+    limit = fleet.version() + 2
+    with_rule = fleet.json("job", "status", "fleet")["specification"] | {"max_versions": limit}
+    file = fleet.directory / "changed.json"
+    file.write_text(json.dumps(with_rule))
+    fleet.run("job", "change", "fleet", str(file))
+    fleet.run("job", "start", "fleet")
+    wait_until(lambda: fleet.json("job", "status", "fleet")["state"] == "completed", "the end")
+    status = fleet.json("job", "status", "fleet")
+    assert status["reason"] == f"version {limit} is there"
+    assert status["version"] >= limit
+
+
+def test_all_of_it_is_in_an_audit_trail_that_is_whole(fleet: Production) -> None:
+    actions = {row["action"] for row in fleet.json("audit", "list")}
+    assert {"node_enrolled", "node_revoked", "job_pause", "version_rolled_back"} <= actions
+    assert fleet.json("audit", "verify")["broken_at"] is None
+
+
+def test_a_wrong_authority_is_noticed_before_anything_is_said(
+    production: Production, tmp_path: Path
+) -> None:
+    claim = "htc.0.0." + "0" * 64
+    production.run(
+        *("vehicle", "enroll", "--url", production.url, "--claim", claim),
+        *("--node", "car-9", "--directory", str(tmp_path)),
+        code=10,
+    )
+    assert not (tmp_path / "node.key").exists()
