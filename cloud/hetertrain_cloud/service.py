@@ -105,7 +105,7 @@ class AggregatorService:
 
     def _build_driver(self, initial: Checkpoint) -> JobDriver:
         settings = self._settings
-        downlink = Downlink(settings.job, topics.CLOUD_CELL)
+        downlink = Downlink(settings.job, topics.CLOUD_CELL, sign=settings.signer())
         downlink.connected(self._connection.packet_bytes_max)
         return JobDriver(
             downlink=downlink,
@@ -113,7 +113,7 @@ class AggregatorService:
             initial=initial,
             policy=settings.sync_policy(),
             weights=settings.weight_policy(),
-            lineage=secrets.token_hex(4),
+            lineage=new_lineage(),
             directory=settings.directory,
             keep_journal=settings.keep_journal,
             link=self._connection,
@@ -246,6 +246,13 @@ class AggregatorService:
         self._connection.stop()
         self._driver.close()
         self._log.info("aggregator_stopped", version=checkpoint.version)
+
+
+def new_lineage() -> str:
+    """Return a name for a new run of a job. Names of later runs are greater: that is how a node
+    tells a rollback from an old run's versions that somebody sends again.
+    """
+    return f"{int(time.time()):08x}{secrets.token_hex(2)}"
 
 
 def _takes_writes(directory: Path) -> bool:

@@ -67,8 +67,13 @@ class EdgeService:
             active=0,
             label="gateway",
         )
-        uplink = Uplink(state, TIERS[settings.tier], follows_link=settings.follow_link)
-        downlink = Downlink(settings.job, settings.node)
+        uplink = Uplink(
+            state,
+            TIERS[settings.tier],
+            follows_link=settings.follow_link,
+            check=settings.verifier(),
+        )
+        downlink = Downlink(settings.job, settings.node, sign=settings.signer())
         north = settings.endpoint(settings.node)
         south = replace(
             north,

@@ -78,6 +78,17 @@ class ControlClient:
         """Delete something; see ``get``."""
         self.ask("DELETE", path)
 
+    def ready(self) -> Any:
+        """Return what ``/readyz`` says, ready or not.
+
+        Raises:
+            ControlError: the control plane cannot be reached.
+        """
+        try:
+            return self._http.get("/readyz").json()
+        except (httpx2.HTTPError, ValueError) as error:
+            raise _unreachable(self.url, error) from error
+
     def download(self, path: str, target: Path) -> int:
         """Write what is at ``path`` into a file, whole or not at all; return its bytes."""
         temporary = target.with_name(f"{target.name}.part")

@@ -107,6 +107,7 @@ def _write(directory: Path, url: str, answer: dict[str, Any], job: str | None) -
         common["broker_websocket_path"] = str(broker["websocket_path"])
     if broker["is_tls"]:
         common |= {
+            "authority_file": str(directory / AUTHORITY_FILE),
             "tls_ca_file": str(directory / AUTHORITY_FILE),
             "tls_certificate_file": str(directory / CERTIFICATE_FILE),
             "tls_key_file": str(directory / KEY_FILE),

@@ -6,12 +6,14 @@ name of its certificate, and its key by the SHA-256 of its public half.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -19,6 +21,7 @@ from cryptography.x509.oid import NameOID
 from hetertrain.errors import CredentialError, StoreError
 
 REQUEST_CHARACTERS_MAX = 8192
+CERTIFICATES_MAX = 64
 
 
 def load_or_make_key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:
@@ -117,3 +120,83 @@ def fingerprint(certificate_pem: str) -> str:
     except ValueError as error:
         raise CredentialError(f"not a certificate: {error}") from error
     return certificate.fingerprint(hashes.SHA256()).hex()
+
+
+class Signer:
+    """Signs with a key, and shows by its certificate whose key that is."""
+
+    def __init__(self, key_file: Path, certificate_file: Path) -> None:
+        """Read both.
+
+        Raises:
+            CredentialError: one of them cannot be read.
+        """
+        if not key_file.exists():
+            raise CredentialError(f"there is no key file {key_file}")
+        self._key = load_or_make_key(key_file)
+        self._certificate_file = certificate_file
+        self._certificate = _read_certificate(certificate_file)
+        self._read_at = certificate_file.stat().st_mtime_ns
+
+    def sign(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return the signature (ECDSA with SHA-256, DER) of some bytes, and our certificate (DER),
+        which may have been renewed meanwhile.
+        """
+        with suppress(OSError, CredentialError):
+            changed_at = self._certificate_file.stat().st_mtime_ns
+            if changed_at != self._read_at:
+                self._certificate = _read_certificate(self._certificate_file)
+                self._read_at = changed_at
+        signature = self._key.sign(data, ec.ECDSA(hashes.SHA256()))
+        return signature, self._certificate.public_bytes(serialization.Encoding.DER)
+
+
+class Verifier:
+    """Knows signatures by the certificates that a fleet's authority has issued."""
+
+    def __init__(self, authority_file: Path) -> None:
+        """Read the authority's certificate.
+
+        Raises:
+            CredentialError: it cannot be read.
+        """
+        self._authority = _read_certificate(authority_file)
+        self._known: dict[bytes, x509.Certificate] = {}
+        """Certificates that were checked, by their bytes; few, since few sign."""
+
+    def check(self, signer: str, data: bytes, signature: bytes, certificate: bytes) -> bool:
+        """Tell whether bytes have a signer's signature, by a certificate that is valid now."""
+        found = self._known.get(certificate) or self._issued(certificate)
+        if found is None:
+            return False
+        names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        now = datetime.datetime.now(datetime.UTC)
+        is_valid = found.not_valid_before_utc <= now <= found.not_valid_after_utc
+        key = found.public_key()
+        if not is_valid or [name.value for name in names] != [signer]:
+            return False
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return False
+        try:
+            key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            return False
+        return True
+
+    def _issued(self, certificate: bytes) -> x509.Certificate | None:
+        try:
+            found = x509.load_der_x509_certificate(certificate)
+            found.verify_directly_issued_by(self._authority)
+        except (ValueError, TypeError, InvalidSignature):
+            return None
+        if len(self._known) >= CERTIFICATES_MAX:
+            self._known.clear()
+        self._known[certificate] = found
+        return found
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CredentialError(f"{path} cannot be read as a certificate: {error}") from error

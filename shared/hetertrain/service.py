@@ -28,6 +28,7 @@ from hetertrain.transport.claim import Claim
 from hetertrain.transport.mqtt import Endpoint
 from hetertrain.wire import topics
 from hetertrain.wire.frames import NodeState, unpack
+from hetertrain.wire.signing import Check, Sign
 from hetertrain.wire.uplink import Uplink
 
 E = TypeVar("E")
@@ -153,6 +154,36 @@ class BrokerSettings(ConnectionSettings):
     control_url: str | None = Field(
         None, description="the control plane; set: our certificate is renewed there, in time"
     )
+
+    authority_file: str | None = Field(
+        None,
+        description="certificate of the fleet's authority; set: versions and sync notices must be "
+        "signed by our aggregator",
+    )
+
+    def signer(self) -> Sign | None:
+        """Return what signs our versions and notices; None without a certificate.
+
+        Raises:
+            CredentialError: key or certificate cannot be read.
+        """
+        if self.tls_certificate_file is None or self.tls_key_file is None:
+            return None
+        from hetertrain.security import Signer
+
+        return Signer(Path(self.tls_key_file), Path(self.tls_certificate_file)).sign
+
+    def verifier(self) -> Check | None:
+        """Return what insists on our aggregator's signatures; None: they are not asked for.
+
+        Raises:
+            CredentialError: the authority's certificate cannot be read.
+        """
+        if self.authority_file is None:
+            return None
+        from hetertrain.security import Verifier
+
+        return Verifier(Path(self.authority_file)).check
 
     def start_renewer(self) -> Callable[[], None]:
         """Renew our certificate from now on, where there is a control plane; return what ends it.

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hetertrain.core.aggregator import Pulled
+from hetertrain.core.aggregator import Pulled, SyncNotice
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, Statistics
 from hetertrain.core.tiers import TIERS
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import FrameError
 from hetertrain.wire import topics
-from hetertrain.wire.contents import JobTerms
+from hetertrain.wire.contents import JobTerms, model_head
 from hetertrain.wire.downlink import ContentReceived, Downlink, NodeGone
-from hetertrain.wire.frames import Begin, Flushed, Missing, NodeState, pack, unpack
+from hetertrain.wire.frames import Begin, Flushed, Missing, NodeState, Sync, pack, unpack
+from hetertrain.wire.signing import Check, Sign, check_signature, signed
 from hetertrain.wire.transfer import Receiver, Sender
-from hetertrain.wire.uplink import ModelReceived, Outgoing, Settled, Uplink
+from hetertrain.wire.uplink import (
+    FrameRefused,
+    ModelReceived,
+    Outgoing,
+    Settled,
+    SyncAnnounced,
+    Uplink,
+)
 
 PATIENT = replace(SYNC_PRESETS["sap"], sync_deadline_seconds=5.0)
 TERMS = JobTerms("layout", PATIENT, WEIGHT_PRESETS["sap"], {0: Statistics()})
@@ -108,13 +117,21 @@ def test_a_receiver_refuses_chunks_that_do_not_fit() -> None:
 class Conversation:
     """A node and an aggregator, a network that may lose frames, and a virtual clock."""
 
-    def __init__(self, seed: int, loss: float, *, follows_link: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        loss: float,
+        *,
+        follows_link: bool = False,
+        sign: Sign | None = None,
+        check: Check | None = None,
+    ) -> None:
         self.random = random.Random(seed)
         self.loss = loss
         self.now = 0.0
-        self.node = Uplink(STATE, TIERS["t1"], follows_link=follows_link)
+        self.node = Uplink(STATE, TIERS["t1"], follows_link=follows_link, check=check)
         self.bits_per_second = 1e6
-        self.aggregator = Downlink("job", "cloud")
+        self.aggregator = Downlink("job", "cloud", sign=sign)
         self.node_events: list[object] = []
         self.aggregator_events: list[object] = []
         self.vector = np.zeros(60_000, np.float32)
@@ -187,6 +204,70 @@ def test_a_node_holds_its_tiers_model_within_seconds_though_frames_are_lost(seed
     assert newest.version == talk.version
     chain = talk.aggregator.broadcaster.chains["t1"]
     np.testing.assert_array_equal(newest.vector, chain.held.vector)
+
+
+def toy_signature(data: bytes) -> tuple[bytes, bytes]:
+    return hashlib.sha256(b"secret" + data).digest(), b"certificate"
+
+
+def toy_check(signer: str, data: bytes, signature: bytes, certificate: bytes) -> bool:
+    return signer == "aggregator" and (signature, certificate) == toy_signature(data)
+
+
+def test_a_node_that_asks_for_signatures_takes_the_versions_and_notices_that_have_them() -> None:
+    talk = Conversation(1, 0.0, sign=toy_signature, check=toy_check)
+    talk.run(5.0)
+    talk.move()
+    talk.run(30.0)
+    talk.down(talk.aggregator.notice(SyncNotice(3, 1.0), talk.now))
+
+    assert talk.of(ModelReceived)[-1].version == 1
+    assert talk.of(SyncAnnounced) == [SyncAnnounced(3, 1.0)]
+    assert talk.of(FrameRefused) == []
+
+
+def test_unsigned_versions_and_notices_are_refused_where_signatures_are_asked_for() -> None:
+    talk = Conversation(1, 0.0, check=toy_check)
+    talk.run(10.0)
+    talk.down(talk.aggregator.notice(SyncNotice(3, 1.0), talk.now))
+
+    assert talk.of(ModelReceived) == talk.of(SyncAnnounced) == []
+    assert {event.reason for event in talk.of(FrameRefused)} == {"signature"}
+
+
+def test_a_signature_is_for_one_job_one_cell_and_every_field() -> None:
+    notice = signed(Sync(sync=3, deadline_seconds=1), "job", "cloud", toy_signature)
+    check_signature(notice, "job", "cloud", toy_check)
+    others = [
+        (replace(notice, sync=4), "job", "cloud"),
+        (notice, "another", "cloud"),
+        (notice, "job", "edge-1"),
+        (replace(notice, certificate=b"another"), "job", "cloud"),
+    ]
+    for message, job, cell in others:
+        with pytest.raises(FrameError, match="signature"):
+            check_signature(message, job, cell, toy_check)
+
+
+def test_an_older_run_or_a_much_older_version_that_is_sent_again_is_refused() -> None:
+    talk = Conversation(1, 0.0, sign=toy_signature, check=toy_check)
+    talk.run(5.0)
+    held = talk.of(ModelReceived)[-1]
+    held = replace(held, version=500, terms=replace(held.terms, lineage="00000002"))
+    talk.node.hold(held)
+
+    def age(lineage: str, version: int) -> None:
+        terms = replace(held.terms, lineage=lineage)
+        content = model_head(
+            version=version, sync=None, base="", model="m", size=1, integers=None, terms=terms
+        )
+        talk.node._check_age(content)
+
+    for lineage, version in (("00000001", 900), ("00000002", 400)):
+        with pytest.raises(FrameError, match="age"):
+            age(lineage, version)
+    age("00000003", 0)
+    age("00000002", 499)
 
 
 class Tier1:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hetertrain.wire import topics
+from hetertrain.wire.signing import CLOUD_SIGNER
 
-AGGREGATOR = "aggregator"
+AGGREGATOR = CLOUD_SIGNER
 CONTROL = "control"
 _ANY = "+"
 

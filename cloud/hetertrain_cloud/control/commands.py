@@ -25,6 +25,8 @@ URL_VARIABLE, TOKEN_VARIABLE = "HETERTRAIN_CONTROL_URL", "HETERTRAIN_TOKEN"  # n
 AUTHORITY_VARIABLE = "HETERTRAIN_AUTHORITY_FILE"
 NOT_WHOLE = 1
 """Exit code of an audit trail that was altered."""
+NOT_READY = 1
+"""Exit code of the health check where something is wrong."""
 LIST_PAGE = 200
 ALL_SCOPES = [
     *(
@@ -135,6 +137,24 @@ def run_login(arguments: argparse.Namespace) -> int:
     write_private(login_file(), "".join(lines).encode())
     sys.stderr.write(f"logged in as {arguments.name}; kept in {login_file()}\n")
     return 0
+
+
+def run_health(arguments: argparse.Namespace) -> int:
+    """Say whether a control plane is ready; exit code 0: yes."""
+    from hetertrain.control import ControlClient
+
+    pem = None
+    if arguments.authority_file is not None:
+        pem = arguments.authority_file.read_text(encoding="ascii")
+    with ControlClient(arguments.url, authority_pem=pem) as client:
+        ready = client.ready()
+    _print_json(ready)
+    return 0 if ready["is_ready"] else NOT_READY
+
+
+def _health_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", required=True, help="the control plane, https://HOST:PORT")
+    parser.add_argument("--authority-file", type=Path, help="certificate of its authority")
 
 
 def _password(file: Path | None, prompt: str) -> str:
@@ -332,6 +352,12 @@ COMMANDS = (
         help="log in at a control plane, or make its first admin",
         run=run_login,
         add_arguments=_login_arguments,
+    ),
+    Command(
+        name="health",
+        help="say whether a control plane is ready",
+        run=run_health,
+        add_arguments=_health_arguments,
     ),
     _command(
         "node list",

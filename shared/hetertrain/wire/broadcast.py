@@ -24,6 +24,7 @@ from hetertrain.wire import topics
 from hetertrain.wire.chain import Chain, Offer
 from hetertrain.wire.contents import JobTerms, model_head
 from hetertrain.wire.frames import Begin, ModelContent, NodeState, TierConfirmed, pack_head
+from hetertrain.wire.signing import Sign, signed
 from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Content, chunk_bytes_for
 
 GATHER_SECONDS = 1.0
@@ -50,6 +51,7 @@ class Broadcaster:
     """Those who are there, by name; their owner keeps them."""
     publish: Callable[..., None]
     """Sends a message, and a payload if there is one, on a topic."""
+    sign: Sign | None = None
     checkpoint: Checkpoint | None = None
     chains: dict[str, Chain] = field(default_factory=dict)
     _terms: JobTerms | None = None
@@ -336,7 +338,7 @@ class Broadcaster:
     def _head(
         self, held: Checkpoint, digest: str, sync: int | None, base: str, terms: JobTerms
     ) -> ModelContent:
-        return model_head(
+        head = model_head(
             version=held.version,
             sync=sync,
             base=base,
@@ -345,6 +347,7 @@ class Broadcaster:
             integers=held.integers,
             terms=terms,
         )
+        return signed(head, self.job, self.cell, self.sign)
 
 
 def _whole_content(head: ModelContent, vector: Vector) -> Content:

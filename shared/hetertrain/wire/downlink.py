@@ -28,6 +28,7 @@ from hetertrain.wire.frames import (
     pack,
     unpack,
 )
+from hetertrain.wire.signing import Sign, signed
 from hetertrain.wire.transfer import Receiver
 from hetertrain.wire.uplink import HEARTBEAT_SECONDS, FrameRefused, Outgoing
 
@@ -90,6 +91,8 @@ class Downlink:
     tiers: Mapping[str, Tier] = field(default_factory=lambda: TIERS)
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     nodes: dict[str, NodeState] = field(default_factory=dict)
+    sign: Sign | None = None
+    """Signs versions and notices; None: nobody asks for it."""
     _heard_at: dict[str, float] = field(default_factory=dict)
     _silence_at: float = 0.0
     """When to look next for those who fell silent: not at each frame of a fleet of thousands."""
@@ -101,7 +104,13 @@ class Downlink:
 
     def __post_init__(self) -> None:
         self.broadcaster = Broadcaster(
-            self.job, self.cell, self.tiers, self.heartbeat_seconds, self.nodes, self._publish
+            self.job,
+            self.cell,
+            self.tiers,
+            self.heartbeat_seconds,
+            self.nodes,
+            self._publish,
+            sign=self.sign,
         )
 
     @property
@@ -128,6 +137,7 @@ class Downlink:
     def notice(self, notice: SyncNotice, now: float) -> DownlinkReady:
         """Announce a synchronisation."""
         message = Sync(sync=notice.sync, deadline_seconds=notice.deadline_seconds)
+        message = signed(message, self.job, self.cell, self.sign)
         self._publish(topics.sync(self.job, self.cell), message)
         return self.tick(now)
 

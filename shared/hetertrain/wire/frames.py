@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated
+from typing import Annotated, TypeVar, cast
 
 import msgpack
 from pydantic import Field, TypeAdapter, ValidationError
@@ -35,6 +35,8 @@ Text = Annotated[str, Field(max_length=512)]
 Digest = Annotated[str, Field(max_length=64)]
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Signature = Annotated[bytes, Field(max_length=128)]
+Certificate = Annotated[bytes, Field(max_length=2048)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -123,6 +125,8 @@ class Sync:
 
     sync: Count
     deadline_seconds: Seconds
+    signature: Signature = b""
+    certificate: Certificate = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +193,10 @@ class ModelContent:
     """(version, examples_cap, reference_steps, norm_median)."""
     slowest: Count = 0
     """The clock of the slowest node."""
+    signature: Signature = b""
+    """The aggregator's, over all of this head; empty: it has no key."""
+    certificate: Certificate = b""
+    """Of the aggregator's key, DER."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +282,8 @@ Message = (
     | TrainFailed
 )
 
+M = TypeVar("M", bound=Message)
+
 _KINDS: dict[int, type[Message]] = {
     1: NodeState,
     2: Begin,
@@ -314,13 +324,27 @@ def pack(message: Message, payload: bytes | memoryview = b"") -> bytes:
 
 def pack_head(message: Message, *payload: bytes | memoryview) -> bytes:
     """Return what goes before the parts of a payload, in a frame that is never put together."""
-    names = _FIELDS[type(message)]
-    header = msgpack.packb({name: getattr(message, name) for name in names}, default=asdict)
+    header = header_bytes(message)
     assert len(header) <= HEADER_BYTES_MAX, "a header is small"
     num_bytes = sum(len(part) for part in payload)
     head = (MAGIC, PROTOCOL_VERSION, _NUMBERS[type(message)], len(header), num_bytes)
     digest = _digest(_HEAD.pack(*head, b""), header, *payload)
     return b"".join((_HEAD.pack(*head, digest), header))
+
+
+def header_bytes(message: Message) -> bytes:
+    """Return the header of a message's frame."""
+    names = _FIELDS[type(message)]
+    header: bytes = msgpack.packb({name: getattr(message, name) for name in names}, default=asdict)
+    return header
+
+
+def normal(message: M) -> M:
+    """Return a message as its receiver will read it."""
+    message_class = cast(type[Message], type(message))
+    read = _parse(message_class, memoryview(header_bytes(message)))
+    assert isinstance(read, type(message)), "it was parsed as one"
+    return read
 
 
 def unpack(

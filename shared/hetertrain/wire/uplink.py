@@ -41,6 +41,7 @@ from hetertrain.wire.frames import (
     pack,
     unpack,
 )
+from hetertrain.wire.signing import Check, check_signature
 from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Receiver, Sender, chunk_bytes_for
 
 HEARTBEAT_SECONDS = 2.0
@@ -145,6 +146,8 @@ class Uplink:
     tiers: Mapping[str, Tier] = field(default_factory=lambda: TIERS)
     follows_link: bool = False
     """Propose another tier when the link's measured goodput is another one's."""
+    check: Check | None = None
+    """Insists on signatures of versions and notices; None: they are taken on trust."""
     is_connected: bool = False
     _packet_bytes_max: int | None = None
     _sender: Sender | None = None
@@ -328,6 +331,7 @@ class Uplink:
             case VerdictMessage():
                 self._settle(read_verdict(message), now)
             case Sync():
+                self._check(message)
                 self._events.append(SyncAnnounced(message.sync, message.deadline_seconds))
             case Pull():
                 self._events.append(Pulled())
@@ -335,6 +339,21 @@ class Uplink:
                 self._move(message)
             case _:
                 raise FrameError("direction", f"{type(message).__name__} is not for a node")
+
+    def _check(self, message: ModelContent | Sync) -> None:
+        check_signature(message, self.state.job, self.state.cell, self.check)
+
+    def _check_age(self, head: ModelContent) -> None:
+        """Refuse what was signed once and is sent again: an older run of the job, or a version that
+        no tier can still hold. A rollback is a newer lineage.
+        """
+        held = self._model
+        if self.check is None or held is None:
+            return
+        is_older = head.lineage < held.terms.lineage
+        is_same = head.lineage == held.terms.lineage
+        if is_older or (is_same and head.version < held.version - held.terms.policy.max_lag):
+            raise FrameError("age", f"version {head.version} is older than {held.version}")
 
     def _move(self, confirmed: TierConfirmed) -> None:
         """Go over to another tier; what is under way goes on with its chunks, and its window."""
@@ -419,6 +438,8 @@ class Uplink:
         head, encoded = unpack_as(ModelContent, content, is_verified=True)
         if self.layout is not None and head.layout != self.layout:
             raise LayoutError(f"the job's layout {head.layout} is not this task's {self.layout}")
+        self._check(head)
+        self._check_age(head)
         if head.base and head.base != self._digest:
             return  # A difference to a model that we do not hold: the heartbeat tells.
         if head.model == self._digest and head.sync is None:

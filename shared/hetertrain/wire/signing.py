@@ -1,0 +1,55 @@
+"""Which messages to nodes are signed, over what bytes, and whose signature counts.
+
+A node acts on versions and notices of its own cell's aggregator only: the cloud's, known as
+``CLOUD_SIGNER``, or the gateway whose name the cell has. The signature covers the whole head but
+itself, and with it the digest of the model that results; the certificate that shows whose key it is
+goes along. Keys and certificates are the business of ``security``; here they are functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from hetertrain.errors import FrameError
+from hetertrain.wire import topics
+from hetertrain.wire.frames import ModelContent, Sync, header_bytes, normal
+
+CLOUD_SIGNER = "aggregator"
+Sign = Callable[[bytes], tuple[bytes, bytes]]
+"""Returns the signature of some bytes, and the certificate of the key."""
+Check = Callable[[str, bytes, bytes, bytes], bool]
+"""Tells whether bytes have the signature of a signer, by its certificate."""
+
+S = TypeVar("S", ModelContent, Sync)
+
+
+def signed(message: S, job: str, cell: str, sign: Sign | None) -> S:
+    """Return a message with its signature; where there is no key, as it is."""
+    if sign is None:
+        return message
+    # As its receiver will read it: a whole number may stand for a fraction until then.
+    message = normal(message)
+    signature, certificate = sign(_covered(message, job, cell))
+    return replace(message, signature=signature, certificate=certificate)
+
+
+def check_signature(message: ModelContent | Sync, job: str, cell: str, check: Check | None) -> None:
+    """Insist on the signature of the cell's aggregator, where signatures are asked for.
+
+    Raises:
+        FrameError: there is none, or another's (reason ``signature``).
+    """
+    if check is None:
+        return
+    signer = CLOUD_SIGNER if cell == topics.CLOUD_CELL else cell
+    covered = _covered(message, job, cell)
+    if not check(signer, covered, message.signature, message.certificate):
+        raise FrameError("signature", f"{type(message).__name__} is not signed by {signer}")
+
+
+def _covered(message: ModelContent | Sync, job: str, cell: str) -> bytes:
+    bare = replace(message, signature=b"", certificate=b"")
+    domain = f"hetertrain {type(message).__name__} {job} {cell}\n".encode()
+    return domain + header_bytes(bare)
