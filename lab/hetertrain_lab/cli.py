@@ -280,6 +280,17 @@ def _bench_transfer(arguments: argparse.Namespace, output: Path) -> dict[str, An
     return asdict(measure)
 
 
+def _bench_control(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
+    from hetertrain_lab.control_bench import control_rows, run_control
+    from hetertrain_lab.progress import track
+
+    url = os.environ.get("HETERTRAIN_CLOUD_DATABASE_URL")
+    with track("control", 1.0) as on_progress:
+        measure = run_control(output, is_quick=arguments.quick, url=url, on_progress=on_progress)
+    _show(arguments, control_rows(measure))
+    return asdict(measure) | {"slowest_median_ms": max(p.median_ms for p in measure.pages)}
+
+
 BENCHES: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "speedup": _bench_speedup,
     "fidelity": _bench_fidelity,
@@ -287,6 +298,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "wire": _bench_wire,
     "aggregate": _bench_aggregate,
     "transfer": _bench_transfer,
+    "control": _bench_control,
 }
 """Benchmarks by name; each returns its results and shows them, unless JSON is asked for."""
 

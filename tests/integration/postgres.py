@@ -26,7 +26,17 @@ class Postgres:
             for parent in list(directory.parents)[:-1]:
                 if parent.stat().st_uid == 0 and parent != Path("/tmp"):
                     parent.chmod(parent.stat().st_mode | 0o011)
-        self._run("initdb", "-A", "trust", "-U", "hetertrain", "-D", str(directory / "data"))
+        self._run(
+            "initdb",
+            "--encoding=UTF8",
+            "--locale=C.UTF-8",
+            "-A",
+            "trust",
+            "-U",
+            "hetertrain",
+            "-D",
+            str(directory / "data"),
+        )
         options = f"-c listen_addresses='' -k {directory} -c fsync=off"
         self._run("pg_ctl", "-D", str(directory / "data"), "-w", "-o", options, "start")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -27,11 +28,8 @@ def blocks() -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return os.environ | {"PATH": path, "HETERTRAIN_BROKER_PORT": port}
+    return os.environ | {"PATH": path, "HETERTRAIN_BROKER_PORT": free_port()}
 
 
 def command(line: str, tmp_path: Path) -> str:
@@ -77,3 +75,109 @@ def test_documented_parts_train_together(block: str, tmp_path: Path) -> None:
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(20)
+
+
+PRODUCTION = (ROOT / "README.md").read_text().partition("The same by hand")[2]
+
+
+class Shell:
+    """Runs the production section's commands, with this machine in place of its hosts and paths."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.environment = environment() | {"XDG_CONFIG_HOME": str(directory / "operator")}
+        del self.environment["HETERTRAIN_BROKER_PORT"]  # It comes before what a node was given.
+        self.background: list[subprocess.Popen[bytes]] = []
+        broker, api = free_port(), free_port()
+        (directory / "password").write_text("correct horse battery")
+        self.places = {
+            "broker.example.org": "localhost",
+            "cloud.example.org": "localhost",
+            "/var/lib/": f"{directory}/",
+            "/etc/mosquitto/hetertrain": str(directory / "broker"),
+            "0.0.0.0": "127.0.0.1",  # what is replaced
+            "8443": api,
+            "8883": broker,
+            "cloud/compose/job.toml": str(ROOT / "cloud" / "compose" / "job.toml"),
+            "--name anna": f"--name anna --password-file {directory}/password",
+        }
+        self.environment["HETERTRAIN_CLOUD_LISTEN_PORT"] = api
+        self.port = api
+
+    def run(self, line: str) -> None:
+        """Run a command, in the background if it does not end."""
+        for example, ours in self.places.items():
+            line = line.replace(example, ours)
+        if line.startswith("export "):
+            pairs = (word.partition("=") for word in line.removeprefix("export ").split())
+            self.environment |= {name: value for name, _, value in pairs}
+        elif line.startswith(("mosquitto", "hetertrain cloud", "hetertrain vehicle --config")):
+            self.prepare()
+            self.background.append(
+                subprocess.Popen(
+                    ["bash", "-c", f"exec {line}"], cwd=self.directory, env=self.environment
+                )
+            )
+        else:
+            if line.startswith("hetertrain login"):
+                wait_until(self.answers, "the API")
+            if "rollback" in line:
+                line = line.replace("120", self.kept())
+            done = self.once(line)
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+
+    def once(self, line: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", line],
+            cwd=self.directory,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def prepare(self) -> None:
+        """Put the shipped configuration where the broker looks for it."""
+        text = (ROOT / "broker_cfg" / "mosquitto.conf").read_text()
+        for example, ours in self.places.items():
+            text = text.replace(example, ours)
+        (self.directory / "broker" / "mosquitto.conf").write_text(f"user root\n{text}")
+        self.environment["PATH"] += ":/usr/sbin"
+
+    def answers(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", int(self.port))) == 0
+
+    def kept(self) -> str:
+        """Wait for a version that can be gone back to; return it."""
+        found: list[str] = []
+
+        def look() -> bool:
+            listed = self.once("hetertrain version list driving --json").stdout
+            found.extend(str(row["version"]) for row in json.loads(listed) if row["is_kept"])
+            return bool(found)
+
+        wait_until(look, "a version that is kept", seconds=WAIT_SECONDS)
+        return found[0]
+
+
+@pytest.mark.broker
+def test_production_by_hand_works_as_the_readme_says(tmp_path: Path) -> None:
+    section = "".join(re.findall(r"```console\n(.*?)```", PRODUCTION, re.DOTALL))
+    lines = section.replace("\\\n", " ").removeprefix("$ ").strip().split("\n$ ")
+    shell = Shell(tmp_path)
+    try:
+        for line in lines:
+            shell.run(line)
+    finally:
+        for process in reversed(shell.background):
+            process.terminate()
+            process.wait(30)
+    assert len(lines) >= 15
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])

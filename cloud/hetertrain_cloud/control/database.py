@@ -83,8 +83,14 @@ class Database:
 
 
 def _server(url: URL) -> Engine:
+    # A server that was set up without an encoding would send bytes.
+    arguments = {"client_encoding": "utf8", "connect_timeout": LOCK_SECONDS}
     return create_engine(
-        url, pool_size=POOL_CONNECTIONS, pool_pre_ping=True, pool_timeout=LOCK_SECONDS
+        url,
+        pool_size=POOL_CONNECTIONS,
+        pool_pre_ping=True,
+        pool_timeout=LOCK_SECONDS,
+        connect_args=arguments,
     )
 
 

@@ -80,11 +80,11 @@ class LiveFleet:
     def _is_fresh(self, seen: Seen) -> bool:
         return seen.state.is_online and self.clock() - seen.at < ONLINE_SECONDS
 
-    def online(self) -> list[str]:
-        """Return the names of all nodes that are there."""
+    def num_online(self, job: str | None = None) -> int:
+        """Return how many nodes are there, on one job or all."""
         with self._lock:
             nodes = list(self._nodes.values())
-        return [seen.state.node for seen in nodes if self._is_fresh(seen)]
+        return sum(self._is_fresh(n) and job in (None, n.state.job) for n in nodes)
 
     def job(self, job: str, cell: str) -> AggregatorStatus | None:
         """Return an aggregator's status, if it is new."""

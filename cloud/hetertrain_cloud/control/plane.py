@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session as Transaction
 
 from hetertrain.errors import TransportError
@@ -28,6 +28,8 @@ from hetertrain_cloud.control.tables import Job, Node
 from hetertrain_cloud.history import JobHistory
 
 SEEN_BATCH = 500
+CREW_SECONDS = 3.0
+"""In a large fleet, who may work on a job is not counted for each look at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,8 @@ class ControlPlane:
     """How the broker is told its rules; None: it knows none."""
     access_error: str = ""
     """Why the broker's rules may not be up to date; empty: they are."""
+    _eligible: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
+    """How many nodes may work on a job, and when they were counted."""
     _histories: dict[str, JobHistory] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -142,7 +146,13 @@ class ControlPlane:
         return status.waiting_code, f"{status.waiting_for} ({crew})"
 
     def crew(self, transaction: Transaction, job: Job) -> tuple[int, int]:
-        """Return how many nodes may work on a job, and how many of them are online."""
-        rows = transaction.execute(select(Node.name, Node.labels).where(Node.state == "active"))
-        names = [name for name, labels in rows if job_rules.is_eligible(labels, job.specification)]
-        return len(names), len(set(names) & set(self.live.online()))
+        """Return how many nodes may work on a job, a moment ago, and how many say they do."""
+        moment, key = self.live.clock(), (job.name, job.revision)
+        eligible, at = self._eligible.get(key, (0, -CREW_SECONDS))
+        if moment - at >= CREW_SECONDS:
+            query = select(func.count()).select_from(Node).where(Node.state == "active")
+            for name, value in job.specification["eligible_labels"].items():
+                query = query.where(Node.labels[name].as_string() == value)
+            eligible = transaction.scalar(query) or 0
+            self._eligible[key] = (eligible, moment)
+        return eligible, self.live.num_online(job.name)

@@ -206,7 +206,7 @@ def _gauge_nodes(registry: CollectorRegistry, plane: ControlPlane) -> None:
         for role, state, count in transaction.execute(counts):
             nodes.labels(role, state).set(count)
     online = Gauge("hetertrain_nodes_online", "Nodes that are online", registry=registry)
-    online.set(len(plane.live.online()))
+    online.set(plane.live.num_online())
     broker = Gauge("hetertrain_broker_connected", "1: the broker is reached", registry=registry)
     broker.set(0 if plane.live.broker_error else 1)
 

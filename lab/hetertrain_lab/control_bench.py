@@ -1,0 +1,190 @@
+"""How fast is the control plane's API on a large fleet? Its pages, with 100,000 nodes.
+
+The application runs in process, so the figures are its own: database, checks and JSON, without a
+network. Each page is asked for many times; nodes of a tenth of the fleet are online.
+"""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi.testclient import TestClient
+
+from hetertrain.wire.frames import NodeState
+from hetertrain_cloud.control import jobs, operators
+from hetertrain_cloud.control.api.app import build_app
+from hetertrain_cloud.control.authority import Authority
+from hetertrain_cloud.control.database import Database
+from hetertrain_cloud.control.live import LiveFleet
+from hetertrain_cloud.control.plane import Advertised, ControlPlane
+from hetertrain_cloud.control.tables import Claim, Node
+from hetertrain_lab.page import Rows
+
+NODES, NODES_QUICK = 100_000, 10_000
+REPEATS = 30
+BATCH = 5_000
+REGIONS = ("north", "south", "east", "west")
+
+
+@dataclass(frozen=True, slots=True)
+class PageMeasure:
+    """One page's times."""
+
+    name: str
+    path: str
+    median_ms: float
+    slowest_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ControlMeasure:
+    """What was measured."""
+
+    nodes: int
+    database: str
+    pages: tuple[PageMeasure, ...]
+
+
+def run_control(
+    output: Path, *, is_quick: bool, url: str | None, on_progress: Callable[[float], None]
+) -> ControlMeasure:
+    """Fill a database and measure pages; ``url`` names an empty one, else SQLite is used."""
+    num_nodes = NODES_QUICK if is_quick else NODES
+    output.mkdir(parents=True, exist_ok=True)
+    file = output / "control.db"
+    for part in output.glob("control.db*"):
+        part.unlink()
+    database = Database(url or f"sqlite:///{file}")
+    database.migrate()
+    now = datetime.datetime.now(datetime.UTC)
+    plane = ControlPlane(
+        database=database,
+        authority=Authority(output / "authority", now),
+        live=LiveFleet(),
+        advertised=Advertised(host="localhost", port=8883, is_tls=True, websocket_path=None),
+        jobs_directory=output / "jobs",
+        bootstrap_file=output / "bootstrap-token",
+        now=lambda: datetime.datetime.now(datetime.UTC),
+        access_changed=threading.Event(),
+    )
+    try:
+        token = _fill(plane, num_nodes, now, lambda share: on_progress(0.7 * share))
+        client = TestClient(build_app(plane), headers={"Authorization": f"Bearer {token}"})
+        paths = {
+            "first page of nodes": "/api/v1/nodes?limit=100",
+            "page in the middle": f"/api/v1/nodes?limit=100&cursor={_name(num_nodes // 2)}",
+            "last page": f"/api/v1/nodes?limit=100&cursor={_name(num_nodes - 100)}",
+            "by state": "/api/v1/nodes?limit=100&state=revoked",
+            "by label": "/api/v1/nodes?limit=100&label=region%3Dwest",
+            "by name": f"/api/v1/nodes?limit=100&prefix={_name(num_nodes - 50)[:-2]}",
+            "jobs": "/api/v1/jobs",
+            "audit trail": "/api/v1/audit?limit=100",
+            "figures for Prometheus": "/metrics",
+        }
+        pages = []
+        for number, (name, path) in enumerate(paths.items(), 1):
+            pages.append(_measure(client, name, path))
+            on_progress(0.7 + 0.3 * number / len(paths))
+    finally:
+        database.close()
+    return ControlMeasure(num_nodes, database.url.get_backend_name(), tuple(pages))
+
+
+def control_rows(measure: ControlMeasure) -> Rows:
+    """Lay the measures out as a table."""
+    title = f"{measure.nodes:,} nodes in {measure.database}, {REPEATS} requests each"
+    rows: list[tuple[str, ...]] = [
+        (page.name, f"{page.median_ms:.1f}", f"{page.slowest_ms:.1f}") for page in measure.pages
+    ]
+    return title, ("page", "median, ms", "slowest, ms"), rows
+
+
+def _name(number: int) -> str:
+    return f"car-{number:08d}"
+
+
+def _fill(
+    plane: ControlPlane,
+    num_nodes: int,
+    now: datetime.datetime,
+    on_progress: Callable[[float], None],
+) -> str:
+    with plane.database.begin() as transaction:
+        operators.create_user(
+            transaction, name="bench", password="a" * 12, role="admin", actor="bench", now=now
+        )
+        rights = operators.ROLES["admin"]
+        _, token = operators.create_token(
+            transaction,
+            operators.Principal("bench", rights),
+            label="bench",
+            scopes=rights,
+            expires_at=now + datetime.timedelta(days=1),
+            now=now,
+        )
+        claim = Claim(
+            id="bench",
+            digest="",
+            role="vehicle",
+            labels={},
+            uses_max=num_nodes,
+            needs_approval=False,
+            created_by="bench",
+            created_at=now,
+            expires_at=now,
+        )
+        transaction.add(claim)
+        for region in REGIONS:
+            specification = jobs.JobSpecification(
+                task="module:Task", eligible_labels={"region": region}
+            )
+            jobs.create(
+                transaction, name=region, specification=specification, actor="bench", now=now
+            )
+    for start in range(0, num_nodes, BATCH):
+        with plane.database.begin() as transaction:
+            for number in range(start, min(start + BATCH, num_nodes)):
+                transaction.add(_node(number, now))
+        on_progress((start + BATCH) / num_nodes)
+    for number in range(0, num_nodes, 10):
+        plane.live.see(
+            NodeState(
+                node=_name(number),
+                job=REGIONS[number % 4],
+                cell="cloud",
+                tier="t2",
+                role="vehicle",
+                is_online=True,
+                doing="training",
+            )
+        )
+    return token
+
+
+def _node(number: int, now: datetime.datetime) -> Node:
+    return Node(
+        name=_name(number),
+        role="vehicle",
+        state="revoked" if number % 100 == 0 else "active",
+        labels={"region": REGIONS[number % 4], "model": f"m{number % 17}"},
+        claim="bench",
+        public_key=f"{number:064x}",
+        request="",
+        enrolled_at=now,
+    )
+
+
+def _measure(client: TestClient, name: str, path: str) -> PageMeasure:
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        response = client.get(path)
+        times.append(1000 * (time.perf_counter() - began))
+        response.raise_for_status()
+    return PageMeasure(name, path, statistics.median(times), max(times))
