@@ -133,9 +133,9 @@ def _parse(arguments: list[str], commands: dict[str, Command]) -> argparse.Names
     parser.add_argument("--version", action="version", version=f"hetertrain {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     used = next((word for word in arguments if not word.startswith("-")), None)
-    if used is not None and used not in commands and used != "config":
+    if used is not None and used not in (*commands, "config", "completion"):
         known = [name for name in commands if name.startswith(f"{used} ")]
-        known = known or [*commands, "config"]
+        known = known or [*commands, "config", "completion"]
         raise SettingsError(
             f"unknown command {used}; installed: {', '.join(known)}. Other parts come with "
             "pip install 'hetertrain[vehicle]', [edge], [cloud] or [lab]"
@@ -149,10 +149,11 @@ def _parse(arguments: list[str], commands: dict[str, Command]) -> argparse.Names
             subparser.add_argument(
                 "--config", type=Path, metavar="FILE", help="settings file (TOML)"
             )
-            if name == used:
+            if used in (name, "completion"):
                 config.add_flags(subparser, command.settings())
         subparser.set_defaults(run=command.run)
     _add_config(subparsers, commands)
+    _add_completion(subparsers)
     return parser.parse_args(arguments)
 
 
@@ -190,6 +191,22 @@ def _add_config(subparsers: Any, commands: dict[str, Command]) -> None:
         return 0
 
     show.set_defaults(run=run)
+
+
+def _add_completion(subparsers: Any) -> None:
+    parser = subparsers.add_parser("completion", help="print a script for the shell's completion")
+    parser.add_argument("shell", choices=("bash", "zsh"), help="eval its output in your profile")
+    _add_common(parser)
+
+    def run(namespace: argparse.Namespace) -> int:
+        from hetertrain.completion import bash_completion
+
+        if namespace.shell == "zsh":
+            sys.stdout.write("autoload -U +X bashcompinit && bashcompinit\n")
+        sys.stdout.write(bash_completion(subparsers.choices))
+        return 0
+
+    parser.set_defaults(run=run)
 
 
 def _origins(settings_class: type[config.Settings], file: Path | None) -> list[dict[str, str]]:

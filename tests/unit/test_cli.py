@@ -151,6 +151,24 @@ def test_a_part_whose_needs_are_not_installed_does_not_show(
     assert cli.installed_commands().keys() == {"vehicle", "vehicle enroll"}
 
 
+def test_a_shell_completes_commands_of_two_words_and_their_flags(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+
+    def complete(*words: str) -> set[str]:
+        line = " ".join(f"'{word}'" for word in words)
+        code = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _hetertrain\n"
+        code += 'printf "%s\\n" "${COMPREPLY[@]}"'
+        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+        return set(done.stdout.split())
+
+    assert "node" in complete("hetertrain", "no")
+    assert complete("hetertrain", "node", "ap") == {"approve"}
+    assert "--state" in complete("hetertrain", "node", "list", "--st")
+
+
 def test_help_imports_neither_torch_nor_an_mqtt_client() -> None:
     code = (
         "import sys; from hetertrain.cli import main\n"

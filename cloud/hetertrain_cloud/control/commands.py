@@ -1,15 +1,9 @@
-"""The operator's commands: twins of the API, with tables for people and ``--json`` for machines.
-
-``hetertrain login`` keeps the address, the authority and an API token in one file of mode 0600; a
-token in ``HETERTRAIN_TOKEN`` and an address in ``HETERTRAIN_CONTROL_URL`` come first.
-"""
+"""The operator's commands: twins of the API, with tables for people and ``--json`` for machines."""
 
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
-import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterable
@@ -18,15 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from hetertrain.cli import Command
-from hetertrain.errors import CredentialError, SettingsError
+from hetertrain.errors import SettingsError
+from hetertrain_cloud.control.login import (
+    URL_VARIABLE,
+    add_health_arguments,
+    add_login_arguments,
+    connect,
+    read_password,
+    run_health,
+    run_login,
+)
+from hetertrain_cloud.control.printing import Row, print_fields, print_json, print_table
 
 NEEDS = ("fastapi",)
-URL_VARIABLE, TOKEN_VARIABLE = "HETERTRAIN_CONTROL_URL", "HETERTRAIN_TOKEN"  # names
-AUTHORITY_VARIABLE = "HETERTRAIN_AUTHORITY_FILE"
 NOT_WHOLE = 1
 """Exit code of an audit trail that was altered."""
-NOT_READY = 1
-"""Exit code of the health check where something is wrong."""
 LIST_PAGE = 200
 ALL_SCOPES = [
     *(
@@ -37,7 +37,6 @@ ALL_SCOPES = [
     "audit:read",
     "metrics:read",
 ]
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +50,9 @@ class Operator:
         """Show all of a list."""
         rows = list(self._all(path, query))
         if self.arguments.json:
-            _print_json(rows)
+            print_json(rows)
         else:
-            _print_table(rows, columns)
+            print_table(rows, columns)
         return 0
 
     def _all(self, path: str, query: Row) -> Iterable[Row]:
@@ -69,114 +68,10 @@ class Operator:
     def one(self, row: Row) -> int:
         """Show one thing."""
         if self.arguments.json:
-            _print_json(row)
+            print_json(row)
         else:
-            _print_fields(row)
+            print_fields(row)
         return 0
-
-
-def login_file() -> Path:
-    """Return where ``login`` keeps what it got."""
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "hetertrain" / "login.toml"
-
-
-def _connect(arguments: argparse.Namespace) -> Any:
-    from hetertrain.control import ControlClient
-
-    path, kept = login_file(), {}
-    if path.exists():
-        try:
-            kept = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise SettingsError(f"cannot read {path}: {error}; log in again") from error
-    url = arguments.url or os.environ.get(URL_VARIABLE) or kept.get("url")
-    token = os.environ.get(TOKEN_VARIABLE) or kept.get("token")
-    if not url or not token:
-        raise CredentialError(
-            "log in first: hetertrain login --url https://HOST:8443 --name NAME; or set "
-            f"{URL_VARIABLE} and {TOKEN_VARIABLE}"
-        )
-    return ControlClient(url, authority_pem=_authority(kept.get("authority")), token=token)
-
-
-def _authority(kept: str | None) -> str | None:
-    file = os.environ.get(AUTHORITY_VARIABLE)
-    if file is None:
-        return kept
-    try:
-        return Path(file).read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read {AUTHORITY_VARIABLE}={file}: {error}") from error
-
-
-def run_login(arguments: argparse.Namespace) -> int:
-    """Log in, or make the first admin; keep an API token for the commands that follow."""
-    from hetertrain.control import ControlClient, fetch_authority
-    from hetertrain.security import write_private
-
-    pem = None
-    if arguments.authority_file is not None:
-        pem = arguments.authority_file.read_text(encoding="ascii")
-    elif arguments.authority_fingerprint is not None:
-        pem = fetch_authority(arguments.url, arguments.authority_fingerprint)
-    password = _password(arguments.password_file, "Password: ")
-    with ControlClient(arguments.url, authority_pem=pem) as client:
-        credentials = {"name": arguments.name, "password": password}
-        if arguments.bootstrap_file is not None:
-            first = arguments.bootstrap_file.read_text(encoding="ascii").strip()
-            client.post("/bootstrap", credentials | {"token": first})
-        session = client.ask("POST", "/sessions", body=credentials)
-        csrf = {"X-CSRF-Token": session.json()["csrf_token"]}
-        rights = client.get("/me")["rights"]
-        body = {"label": f"login of {arguments.name}", "scopes": rights, "days": arguments.days}
-        token = client.ask("POST", "/tokens", body=body, headers=csrf).json()["secret"]
-        client.ask("DELETE", "/sessions/current", headers=csrf)
-    kept = {"url": arguments.url, "token": token} | ({} if pem is None else {"authority": pem})
-    lines = [f"{key} = {json.dumps(value)}\n" for key, value in kept.items()]
-    write_private(login_file(), "".join(lines).encode())
-    sys.stderr.write(f"logged in as {arguments.name}; kept in {login_file()}\n")
-    return 0
-
-
-def run_health(arguments: argparse.Namespace) -> int:
-    """Say whether a control plane is ready; exit code 0: yes."""
-    from hetertrain.control import ControlClient
-
-    pem = None
-    if arguments.authority_file is not None:
-        pem = arguments.authority_file.read_text(encoding="ascii")
-    with ControlClient(arguments.url, authority_pem=pem) as client:
-        ready = client.ready()
-    _print_json(ready)
-    return 0 if ready["is_ready"] else NOT_READY
-
-
-def _health_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", required=True, help="the control plane, https://HOST:PORT")
-    parser.add_argument("--authority-file", type=Path, help="certificate of its authority")
-
-
-def _password(file: Path | None, prompt: str) -> str:
-    if file is None:
-        return getpass.getpass(prompt)
-    try:
-        return file.read_text(encoding="utf-8").rstrip("\n")
-    except OSError as error:
-        raise SettingsError(f"cannot read the password file: {error}") from error
-
-
-def _login_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", required=True, help="the control plane, https://HOST:PORT")
-    parser.add_argument("--name", required=True, help="the user's name")
-    parser.add_argument("--password-file", type=Path, help="read the password there, do not ask")
-    parser.add_argument(
-        "--bootstrap-file", type=Path, help="make the first admin, with the token in this file"
-    )
-    trust = parser.add_mutually_exclusive_group()
-    trust.add_argument("--authority-file", type=Path, help="certificate of the fleet's authority")
-    trust.add_argument("--authority-fingerprint", help="its SHA-256, hexadecimal")
-    parser.add_argument("--days", type=int, default=30, help="stay logged in for so long (30)")
 
 
 NODE_COLUMNS = ("name", "role", "state", "labels", "live.is_online", "live.doing", "live.version")
@@ -232,7 +127,7 @@ def _create_claim(op: Operator, a: argparse.Namespace) -> int:
     }
     made = op.client.post("/claims", body)
     if op.arguments.json:
-        _print_json(made)
+        print_json(made)
     else:
         sys.stderr.write("shown this once; give it to the node:\n")
         sys.stdout.write(made["secret"] + "\n")
@@ -292,7 +187,7 @@ def _verify(op: Operator, _a: argparse.Namespace) -> int:
 
 
 def _create_user(op: Operator, a: argparse.Namespace) -> int:
-    password = _password(a.password_file, f"Password of {a.name}: ")
+    password = read_password(a.password_file, f"Password of {a.name}: ")
     body = {"name": a.name, "password": password, "role": a.role}
     return op.one(op.client.post("/users", body))
 
@@ -301,7 +196,7 @@ def _change_user(op: Operator, a: argparse.Namespace) -> int:
     body: Row = {} if a.role is None else {"role": a.role}
     body |= {} if a.active is None else {"is_active": a.active}
     if a.password_file is not None:
-        body["password"] = _password(a.password_file, "")
+        body["password"] = read_password(a.password_file, "")
     return op.one(op.client.change("PATCH", f"/users/{a.name}", body))
 
 
@@ -309,7 +204,7 @@ def _create_token(op: Operator, a: argparse.Namespace) -> int:
     body = {"label": a.name, "scopes": a.scope, "days": a.days}
     made = op.client.post("/tokens", body)
     if op.arguments.json:
-        _print_json(made)
+        print_json(made)
     else:
         sys.stderr.write("shown this once:\n")
         sys.stdout.write(made["secret"] + "\n")
@@ -340,7 +235,7 @@ def _command(name: str, text: str, run: Run, *arguments: Argument) -> Command:
         parser.add_argument("--limit", type=int, default=1000, help="list so many at most (1000)")
 
     def main(namespace: argparse.Namespace) -> int:
-        with _connect(namespace) as client:
+        with connect(namespace) as client:
             return run(Operator(client, namespace), namespace)
 
     return Command(name=name, help=text, run=main, add_arguments=add)
@@ -351,13 +246,13 @@ COMMANDS = (
         name="login",
         help="log in at a control plane, or make its first admin",
         run=run_login,
-        add_arguments=_login_arguments,
+        add_arguments=add_login_arguments,
     ),
     Command(
         name="health",
         help="say whether a control plane is ready",
         run=run_health,
-        add_arguments=_health_arguments,
+        add_arguments=add_health_arguments,
     ),
     _command(
         "node list",
@@ -454,57 +349,3 @@ COMMANDS = (
     ),
     _command("token revoke", "revoke an API token", _revoke_token, NAME),
 )
-
-
-def _print_json(value: object) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-
-def _print_table(rows: list[Row], columns: tuple[str, ...]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table()
-    for column in columns:
-        table.add_column(column.rpartition(".")[2].replace("_", " "), overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(_text(_field(row, column))) for column in columns))
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(table if rows else "nothing there yet")
-
-
-def _print_fields(row: Row) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in row.items():
-        table.add_row(name.replace("_", " "), escape(_text(value)))
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
-
-
-def _field(row: Row, path: str) -> Any:
-    value: Any = row
-    for name in path.split("."):
-        value = None if value is None else value.get(name)
-    return value
-
-
-def _text(value: Any) -> str:
-    match value:
-        case None:
-            return "-"
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:.4g}"
-        case dict():
-            return ", ".join(f"{key}={_text(each)}" for key, each in value.items())
-        case list():
-            return ", ".join(_text(each) for each in value[:20])
-        case _:
-            return str(value)

@@ -84,12 +84,10 @@ def create_claim(
     transaction.flush()
     write_entry(
         transaction,
-        now=now,
+        "claim_created",
+        ("claim", claim.id),
         actor=actor,
-        action="claim_created",
-        kind="claim",
-        name=claim.id,
-        before=None,
+        now=now,
         after={"role": role, "node": node, "labels": labels, "uses_max": uses},
     )
     return claim, f"{CLAIM_PREFIX}.{claim.id}.{secret}.{authority}"
@@ -108,16 +106,7 @@ def revoke_claim(
         raise not_found("claim", identifier)
     if claim.revoked_at is None:
         claim.revoked_at = now
-        write_entry(
-            transaction,
-            now=now,
-            actor=actor,
-            action="claim_revoked",
-            kind="claim",
-            name=identifier,
-            before=None,
-            after=None,
-        )
+        write_entry(transaction, "claim_revoked", ("claim", identifier), actor=actor, now=now)
 
 
 def request(
@@ -158,7 +147,15 @@ def request(
     node.certificate, node.expires_at = None, None
     node.state, node.revision = "pending", (node.revision or 0) + 1
     transaction.flush()
-    _write(transaction, node, "node_enrolled", f"claim {claim.id}", before, now)
+    write_entry(
+        transaction,
+        "node_enrolled",
+        ("node", node.name),
+        actor=f"claim {claim.id}",
+        now=now,
+        before=before,
+        after=shown(node),
+    )
     if not claim.needs_approval:
         _certify(transaction, authority, node, now)
     return Enrolled(node, True)
@@ -198,7 +195,15 @@ def approve(
     before = shown(node)
     _certify(transaction, authority, node, now)
     node.revision += 1
-    _write(transaction, node, "node_approved", actor, before, now)
+    write_entry(
+        transaction,
+        "node_approved",
+        ("node", node.name),
+        actor=actor,
+        now=now,
+        before=before,
+        after=shown(node),
+    )
     return node
 
 
@@ -217,7 +222,15 @@ def expel(
     node.state, node.certificate, node.expires_at = state, None, None
     node.revision += 1
     _revoke_certificates(transaction, node, now)
-    _write(transaction, node, f"node_{state}", actor, before, now)
+    write_entry(
+        transaction,
+        f"node_{state}",
+        ("node", node.name),
+        actor=actor,
+        now=now,
+        before=before,
+        after=shown(node),
+    )
     return node
 
 
@@ -228,7 +241,15 @@ def relabel(
     before = shown(node)
     node.labels = labels
     node.revision += 1
-    _write(transaction, node, "node_relabelled", actor, before, now)
+    write_entry(
+        transaction,
+        "node_relabelled",
+        ("node", node.name),
+        actor=actor,
+        now=now,
+        before=before,
+        after=shown(node),
+    )
 
 
 def find(transaction: Transaction, name: str) -> Node:
@@ -306,23 +327,3 @@ def _certify(
 def _revoke_certificates(transaction: Transaction, node: Node, now: datetime.datetime) -> None:
     query = update(Certificate).where(Certificate.node == node.name)
     transaction.execute(query.where(Certificate.revoked_at.is_(None)).values(revoked_at=now))
-
-
-def _write(
-    transaction: Transaction,
-    node: Node,
-    action: str,
-    actor: str,
-    before: dict[str, object] | None,
-    now: datetime.datetime,
-) -> None:
-    write_entry(
-        transaction,
-        now=now,
-        actor=actor,
-        action=action,
-        kind="node",
-        name=node.name,
-        before=before,
-        after=shown(node),
-    )

@@ -65,7 +65,9 @@ def create(
     )
     transaction.add(job)
     transaction.flush()
-    _write(transaction, job, "job_created", actor, None, now)
+    write_entry(
+        transaction, "job_created", ("job", job.name), actor=actor, now=now, after=shown(job)
+    )
     return job
 
 
@@ -85,8 +87,7 @@ def change(
         raise conflict("task_fixed", "a job keeps its task: create another job for another task")
     before = shown(job)
     job.specification = specification.model_dump()
-    _touch(job, now)
-    _write(transaction, job, "job_changed", actor, before, now)
+    _changed(transaction, job, "job_changed", actor, before, now)
 
 
 def order(
@@ -104,8 +105,7 @@ def order(
     job.wanted = WANTED_BY_ACTION[action]
     if action == "start":
         job.state, job.reason, job.restarts = "starting", "", 0
-    _touch(job, now)
-    _write(transaction, job, f"job_{action}", actor, before, now)
+    _changed(transaction, job, f"job_{action}", actor, before, now)
     return job
 
 
@@ -120,8 +120,7 @@ def roll_back(
     job = find(transaction, name)
     before = shown(job)
     job.rollback_to = version
-    _touch(job, now)
-    _write(transaction, job, "version_rolled_back", actor, before, now)
+    _changed(transaction, job, "version_rolled_back", actor, before, now)
     return job
 
 
@@ -137,8 +136,7 @@ def promote(
     if version not in job.promoted:
         before = shown(job)
         job.promoted = sorted([*job.promoted, version])
-        _touch(job, now)
-        _write(transaction, job, "version_promoted", actor, before, now)
+        _changed(transaction, job, "version_promoted", actor, before, now)
     return job
 
 
@@ -175,26 +173,15 @@ def shown(job: Job) -> dict[str, Any]:
     }
 
 
-def _touch(job: Job, now: datetime.datetime) -> None:
-    job.changed_at = now
-    job.revision += 1
-
-
-def _write(
+def _changed(
     transaction: Transaction,
     job: Job,
     action: str,
     actor: str,
-    before: dict[str, Any] | None,
+    before: dict[str, Any],
     now: datetime.datetime,
 ) -> None:
-    write_entry(
-        transaction,
-        now=now,
-        actor=actor,
-        action=action,
-        kind="job",
-        name=job.name,
-        before=before,
-        after=shown(job),
-    )
+    job.changed_at = now
+    job.revision += 1
+    thing = ("job", job.name)
+    write_entry(transaction, action, thing, actor=actor, now=now, before=before, after=shown(job))

@@ -103,14 +103,7 @@ def create_user(
     transaction.add(user)
     transaction.flush()
     write_entry(
-        transaction,
-        now=now,
-        actor=actor,
-        action="user_created",
-        kind="user",
-        name=name,
-        before=None,
-        after=shown(user),
+        transaction, "user_created", ("user", name), actor=actor, now=now, after=shown(user)
     )
     return user
 
@@ -147,11 +140,10 @@ def change_user(
         transaction.execute(delete(Session).where(Session.user == user.name))
     write_entry(
         transaction,
-        now=now,
+        "user_changed",
+        ("user", user.name),
         actor=actor,
-        action="user_changed",
-        kind="user",
-        name=user.name,
+        now=now,
         before=before,
         after=shown(user) | ({"password": "changed"} if password is not None else {}),
     )
@@ -204,16 +196,7 @@ def _count_failure(transaction: Transaction, user: User, now: datetime.datetime)
 
 
 def _note(transaction: Transaction, user: User, action: str, now: datetime.datetime) -> None:
-    write_entry(
-        transaction,
-        now=now,
-        actor=user.name,
-        action=action,
-        kind="user",
-        name=user.name,
-        before=None,
-        after=None,
-    )
+    write_entry(transaction, action, ("user", user.name), actor=user.name, now=now)
 
 
 def log_out(transaction: Transaction, secret: str) -> None:
@@ -276,12 +259,10 @@ def create_token(
     transaction.add(token)
     write_entry(
         transaction,
-        now=now,
+        "token_created",
+        ("token", token.id),
         actor=owner.name,
-        action="token_created",
-        kind="token",
-        name=token.id,
-        before=None,
+        now=now,
         after={"label": label, "scopes": token.scopes, "expires_at": expires_at.isoformat()},
     )
     return token, f"{TOKEN_PREFIX}_{token.id}_{secret}"
@@ -303,13 +284,11 @@ def revoke_token(
     token.revoked_at = now
     write_entry(
         transaction,
-        now=now,
+        "token_revoked",
+        ("token", identifier),
         actor=owner.name,
-        action="token_revoked",
-        kind="token",
-        name=identifier,
+        now=now,
         before={"label": token.label},
-        after=None,
     )
 
 

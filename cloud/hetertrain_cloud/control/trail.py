@@ -36,24 +36,23 @@ class Verification:
 
 def write_entry(
     transaction: Transaction,
-    *,
-    now: datetime.datetime,
-    actor: str,
     action: str,
-    kind: str,
-    name: str,
-    before: dict[str, Any] | None,
-    after: dict[str, Any] | None,
+    thing: tuple[str, str],
+    *,
+    actor: str,
+    now: datetime.datetime,
+    before: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
 ) -> None:
-    """Add what an actor did to a thing; what is secret never gets here."""
+    """Add what an actor did to a thing (its kind and name); what is secret never gets here."""
     head = transaction.scalars(select(AuditHead).with_for_update()).one()
     entry = AuditEntry(
         number=head.number + 1,
         at=now,
         actor=actor,
         action=action,
-        kind=kind,
-        object=name,
+        kind=thing[0],
+        object=thing[1],
         before=before,
         after=after,
         previous=head.digest,

@@ -26,10 +26,11 @@ from hetertrain_cloud.control.api.convention import (
     Text,
     check_revision,
     limited,
+    listed,
     once,
-    page_of,
     problems,
     set_etag,
+    shown_as,
 )
 from hetertrain_cloud.control.problems import ProblemError, conflict, not_found
 from hetertrain_cloud.control.tables import Token, User
@@ -205,9 +206,7 @@ def list_users(
     caller.require("users:read")
     with plane.database.read() as transaction:
         query = select(User).order_by(User.name).where(User.name > (cursor or ""))
-        rows = transaction.scalars(query.limit(limit + 1)).all()
-    items, next_cursor = page_of(rows, limit, lambda user: user.name)
-    return Page(items=[_shown(user) for user in items], next_cursor=next_cursor)
+        return listed(transaction, query, limit, lambda user: user.name, _shown)
 
 
 @router.post("/users", status_code=201, response_model=UserShown, responses=problems(*ALWAYS, 409))
@@ -289,9 +288,7 @@ def list_tokens(
         query = select(Token).order_by(Token.id).where(Token.id > (cursor or ""))
         if "users:read" not in caller.rights:
             query = query.where(Token.user == caller.name)
-        rows = transaction.scalars(query.limit(limit + 1)).all()
-    items, next_cursor = page_of(rows, limit, lambda token: token.id)
-    return Page(items=[_token(token) for token in items], next_cursor=next_cursor)
+        return listed(transaction, query, limit, lambda token: token.id, _token)
 
 
 @router.post("/tokens", status_code=201, response_model=TokenMade, responses=problems(*ALWAYS, 409))
@@ -325,10 +322,8 @@ def revoke_token(identifier: Name, caller: Caller, plane: Plane) -> None:
 
 
 def _shown(user: User) -> UserShown:
-    names = UserShown.model_fields
-    return UserShown.model_validate({name: getattr(user, name) for name in names})
+    return shown_as(UserShown, user)
 
 
 def _token(token: Token) -> TokenShown:
-    names = TokenShown.model_fields
-    return TokenShown.model_validate({name: getattr(token, name) for name in names})
+    return shown_as(TokenShown, token)

@@ -19,7 +19,7 @@ from fastapi import Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-from sqlalchemy import delete
+from sqlalchemy import Select, delete
 from sqlalchemy.orm import Session as Transaction
 
 from hetertrain_cloud.control.operators import Principal, by_session, by_token
@@ -67,6 +67,8 @@ class Problem(BaseModel):
 
 
 T = TypeVar("T")
+R = TypeVar("R")
+B = TypeVar("B", bound=BaseModel)
 
 
 class Page(BaseModel, Generic[T]):
@@ -169,6 +171,24 @@ def page_of(
     if len(rows) <= limit:
         return list(rows), None
     return list(rows[:limit]), str(key(rows[limit - 1]))
+
+
+def listed(
+    transaction: Transaction,
+    query: Select[R],
+    limit: int,
+    key: Callable[[R], str | int],
+    show: Callable[[R], T],
+) -> Page[T]:
+    """Answer with a page of a query's rows; ``key`` is what the query orders by."""
+    rows, next_cursor = page_of(transaction.scalars(query.limit(limit + 1)).all(), limit, key)
+    return Page(items=[show(row) for row in rows], next_cursor=next_cursor)
+
+
+def shown_as(model: type[B], row: object, **more: object) -> B:
+    """Fill a model with the attributes of a row, and ``more``."""
+    names = model.model_fields.keys() - more.keys()
+    return model.model_validate({name: getattr(row, name) for name in names} | more)
 
 
 def set_etag(response: Response, revision: int) -> None:

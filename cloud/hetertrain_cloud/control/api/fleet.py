@@ -25,10 +25,11 @@ from hetertrain_cloud.control.api.convention import (
     Plane,
     check_revision,
     limited,
+    listed,
     once,
-    page_of,
     problems,
     set_etag,
+    shown_as,
 )
 from hetertrain_cloud.control.jobs import jobs_of
 from hetertrain_cloud.control.operators import Principal
@@ -193,9 +194,7 @@ def list_claims(
     caller.require("claims:read")
     with plane.database.read() as transaction:
         query = select(Claim).order_by(Claim.id).where(Claim.id > (cursor or ""))
-        rows = transaction.scalars(query.limit(limit + 1)).all()
-    items, next_cursor = page_of(rows, limit, lambda claim: claim.id)
-    return Page(items=[_claim(claim) for claim in items], next_cursor=next_cursor)
+        return listed(transaction, query, limit, lambda claim: claim.id, _claim)
 
 
 @router.post("/claims", status_code=201, response_model=ClaimMade, responses=problems(*ALWAYS, 409))
@@ -317,9 +316,9 @@ def list_nodes(
     if prefix is not None:
         query = query.where(Node.name.startswith(prefix, autoescape=True))
     with plane.database.read() as transaction:
-        rows = transaction.scalars(query.limit(limit + 1)).all()
-    items, next_cursor = page_of(rows, limit, lambda node: node.name)
-    return Page(items=[_node(plane, node) for node in items], next_cursor=next_cursor)
+        return listed(
+            transaction, query, limit, lambda node: node.name, lambda node: _node(plane, node)
+        )
 
 
 @router.get("/nodes/{name}", responses=problems(*ALWAYS, 404))
@@ -389,45 +388,29 @@ def _expel(name: str, state: str, caller: Principal, plane: ControlPlane) -> Nod
 
 
 def _claim(claim: Claim) -> ClaimShown:
-    names = ClaimShown.model_fields
-    return ClaimShown.model_validate({name: getattr(claim, name) for name in names})
+    return shown_as(ClaimShown, claim)
 
 
 def _node(plane: ControlPlane, node: Node) -> NodeShown:
     seen, live = plane.live.node(node.name), None
     if seen is not None:
-        live = LiveState(
-            is_online=plane.live.is_online(node.name),
-            seconds_ago=round(plane.live.clock() - seen.at, 1),
-            **{
-                name: getattr(seen.state, name)
-                for name in LiveState.model_fields
-                if name not in ("is_online", "seconds_ago")
-            },
-        )
-    names = NodeShown.model_fields.keys() - {"live"}
-    return NodeShown.model_validate({name: getattr(node, name) for name in names} | {"live": live})
+        is_online = plane.live.is_online(node.name)
+        seconds_ago = round(plane.live.clock() - seen.at, 1)
+        live = shown_as(LiveState, seen.state, is_online=is_online, seconds_ago=seconds_ago)
+    return shown_as(NodeShown, node, live=live)
 
 
 def _enrolment(plane: ControlPlane, node: Node) -> Enrolment:
     with plane.database.read() as transaction:
         jobs = jobs_of(node, list(transaction.scalars(select(Job))))
     rights = plane.rights_of(node, jobs)
-    advertised = plane.advertised
-    names = ("role", "state", "certificate", "expires_at")
-    return Enrolment.model_validate(
-        {name: getattr(node, name) for name in names}
-        | {
-            "node": node.name,
-            "authority": plane.authority.pem,
-            "broker": BrokerShown(
-                host=advertised.host,
-                port=advertised.port,
-                is_tls=advertised.is_tls,
-                websocket_path=advertised.websocket_path,
-            ),
-            "jobs": jobs,
-            "publish": sorted(rights.publish),
-            "subscribe": sorted(rights.subscribe),
-        }
+    return shown_as(
+        Enrolment,
+        node,
+        node=node.name,
+        authority=plane.authority.pem,
+        broker=shown_as(BrokerShown, plane.advertised),
+        jobs=jobs,
+        publish=sorted(rights.publish),
+        subscribe=sorted(rights.subscribe),
     )

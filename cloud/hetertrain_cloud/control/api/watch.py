@@ -25,8 +25,9 @@ from hetertrain_cloud.control.api.convention import (
     NumberCursor,
     Page,
     Plane,
-    page_of,
+    listed,
     problems,
+    shown_as,
 )
 from hetertrain_cloud.control.plane import ControlPlane
 from hetertrain_cloud.control.problems import ProblemError
@@ -95,13 +96,9 @@ def list_entries(
     if object is not None:
         query = query.where(AuditEntry.object == object)
     with plane.database.read() as transaction:
-        rows = transaction.scalars(query.limit(limit + 1)).all()
-    items, next_cursor = page_of(rows, limit, lambda entry: entry.number)
-    names = Entry.model_fields
-    return Page(
-        items=[Entry.model_validate({n: getattr(row, n) for n in names}) for row in items],
-        next_cursor=next_cursor,
-    )
+        return listed(
+            transaction, query, limit, lambda row: row.number, lambda row: shown_as(Entry, row)
+        )
 
 
 @router.get("/api/v1/audit/verification", responses=problems(*ALWAYS), tags=["audit"])

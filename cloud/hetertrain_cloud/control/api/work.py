@@ -25,10 +25,12 @@ from hetertrain_cloud.control.api.convention import (
     Page,
     Plane,
     check_revision,
+    listed,
     once,
     page_of,
     problems,
     set_etag,
+    shown_as,
 )
 from hetertrain_cloud.control.models import kept, model_file
 from hetertrain_cloud.control.operators import Principal
@@ -126,10 +128,13 @@ def list_jobs(
     caller.require("jobs:read")
     with plane.database.read() as transaction:
         query = select(Job).order_by(Job.name).where(Job.name > (cursor or ""))
-        rows = transaction.scalars(query.limit(limit + 1)).all()
-        items, next_cursor = page_of(rows, limit, lambda job: job.name)
-        shown = [_job(plane, transaction, job) for job in items]
-    return Page(items=shown, next_cursor=next_cursor)
+        return listed(
+            transaction,
+            query,
+            limit,
+            lambda job: job.name,
+            lambda job: _job(plane, transaction, job),
+        )
 
 
 @router.post("/jobs", status_code=201, response_model=JobShown, responses=problems(*ALWAYS, 409))
@@ -347,28 +352,14 @@ def _job(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
     eligible, online = plane.crew(transaction, job)
     history = plane.history(job.name)
     newest = history.metrics(1)
-    same = (
-        "name",
-        "specification",
-        "wanted",
-        "state",
-        "reason",
-        "restarts",
-        "promoted",
-        "rollback_to",
-        "created_at",
-        "changed_at",
-        "revision",
-    )
-    return JobShown.model_validate(
-        {name: getattr(job, name) for name in same}
-        | {
-            "version": history.newest(),
-            "waiting_for": {"code": code, "text": text},
-            "nodes_eligible": eligible,
-            "nodes_online": online,
-            "newest": newest[-1] if newest else None,
-        }
+    return shown_as(
+        JobShown,
+        job,
+        version=history.newest(),
+        waiting_for={"code": code, "text": text},
+        nodes_eligible=eligible,
+        nodes_online=online,
+        newest=newest[-1] if newest else None,
     )
 
 
