@@ -37,6 +37,7 @@ from hetertrain.errors import TransportError
 from hetertrain.transport import mqtt
 from hetertrain.transport.inbox import Inbox
 from hetertrain.transport.outbox import Outbox
+from hetertrain.wire import topics
 from hetertrain.wire.contents import (
     model_head,
     model_terms,
@@ -50,7 +51,9 @@ from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import AggregatorStatus, ModelContent, pack
 from hetertrain.wire.uplink import (
     FrameRefused,
+    JobOrdered,
     ModelReceived,
+    Outgoing,
     Settled,
     SyncAnnounced,
     TierChanged,
@@ -77,8 +80,10 @@ class GatewayDriver:
         north: Link,
         south: Link,
         log: FilteringBoundLogger,
+        relays_orders: bool = False,
     ) -> None:
-        """Open the stores in ``directory``; a new outbox counts from ``first_seq``.
+        """Open the stores in ``directory``; a new outbox counts from ``first_seq``. Where the
+        cell has a broker of its own, an operator's orders must be relayed to it.
 
         Raises:
             StoreError: the directory is not usable.
@@ -86,6 +91,7 @@ class GatewayDriver:
         self.uplink = uplink
         self._node = uplink.state.node
         self._north = north
+        self._relays_orders = relays_orders
         self._log = log
         self._inbox = Inbox(directory / "inbox.db")
         self._outbox = Outbox(directory / "outbox.db", first_seq)
@@ -193,6 +199,11 @@ class GatewayDriver:
                 self._step(SyncNotice(sync, deadline_seconds), now)
             case Pulled():
                 self._step(Pulled(), now)
+            case JobOrdered(state, frame):
+                self._log.info("job_ordered", state=state)
+                if self._relays_orders:
+                    topic = topics.order(self.uplink.state.job)
+                    self.cell.link.publish((Outgoing(topic, frame, retain=True),))
             case TierChanged(tier):
                 self._log.info("tier_changed", tier=tier.name)
             case Settled(verdict, _):

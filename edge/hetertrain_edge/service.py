@@ -100,6 +100,7 @@ class EdgeService:
             north=self._north,
             south=self._south,
             log=self._log,
+            relays_orders=(south.host, south.port) != (north.host, north.port),
         )
         self._status_at = 0.0
 

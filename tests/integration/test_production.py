@@ -80,6 +80,12 @@ def connect(fleet: Production, node: str, *subscriptions: str) -> mqtt.Connectio
     return connection
 
 
+def doings(fleet: Production) -> set[str]:
+    """Return what the vehicles at work say they do."""
+    nodes = fleet.json("node", "list", "--role", "vehicle")
+    return {node["live"]["doing"] for node in nodes if node["live"]}
+
+
 def kept_versions(fleet: Production) -> list[int]:
     """Return the job's versions that can be gone back to, newest first."""
     return [row["version"] for row in fleet.json("version", "list", "fleet") if row["is_kept"]]
@@ -89,6 +95,8 @@ def test_a_job_is_paused_rolled_back_and_goes_on(fleet: Production) -> None:
     wait_until(lambda: kept_versions(fleet), "a version that is kept")
     fleet.run("job", "pause", "fleet")
     wait_until(lambda: fleet.json("job", "status", "fleet")["state"] == "paused", "the pause")
+    # Vehicles hear of it too, the one behind the gateway included.
+    wait_until(lambda: doings(fleet) == {"resting"}, "the vehicles' rest")
     paused_at = fleet.version()
     kept = kept_versions(fleet)
 

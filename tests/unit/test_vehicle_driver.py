@@ -17,7 +17,7 @@ from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, unpack_update, verdict_message
-from hetertrain.wire.frames import Begin, NodeState, pack, unpack
+from hetertrain.wire.frames import Begin, JobOrder, NodeState, pack, unpack
 from hetertrain.wire.uplink import ModelReceived, Outgoing, Uplink
 from hetertrain_vehicle.driver import VehicleDriver
 from tests.builders import LAYOUT
@@ -37,6 +37,7 @@ class Wire:
     def __init__(self) -> None:
         self.sent: list[Outgoing] = []
         self.orders: list[TrainOrder] = []
+        self.interrupts = 0
 
     def publish(self, outgoing: tuple[Outgoing, ...]) -> None:
         self.sent.extend(outgoing)
@@ -48,20 +49,50 @@ class Wire:
         self.orders.append(order)
 
     def interrupt(self) -> None:
-        return
+        self.interrupts += 1
+
+
+def at_work(directory: Path, wire: Wire) -> tuple[VehicleDriver, Outbox]:
+    """Return a vehicle that holds the first version and trains."""
+    outbox, tier = Outbox(directory / "outbox.db", first_seq=1), TIERS["t3"]
+    state = NodeState(node="n0", job="job", cell="cloud", tier="t3", role="vehicle", is_online=True)
+    worker = Worker("n0", TERMS.policy, tier, examples=100, layout=LAYOUT, next_seq=1)
+    driver = VehicleDriver(worker, Uplink(state, tier), outbox, wire, wire, silent_logger())
+    driver.take(mqtt.Connected(), 0.0)
+    driver.hold(ModelReceived(0, np.zeros(SIZE, np.float32), NONE, None, TERMS), 0.0)
+    return driver, outbox
+
+
+def test_a_vehicle_rests_and_goes_on_from_there_as_an_operator_orders(tmp_path: Path) -> None:
+    wire = Wire()
+    driver, _ = at_work(tmp_path, wire)
+
+    def order(number: int, state: str) -> None:
+        frame = pack(JobOrder(number=number, state=state))
+        driver.take(mqtt.Received(topics.order("job"), frame, is_retained=True), 1.0)
+
+    order(1, "running")
+    assert (len(wire.orders), wire.interrupts) == (1, 0)
+    order(2, "paused")
+    order(1, "running")  # Sent again, and older: the newest order stands.
+    local = np.full(SIZE, 1e-4, np.float32)
+    driver.trained(Trained(local, NONE, 2, 0.1), 1.1)
+    assert (len(wire.orders), wire.interrupts) == (1, 1)
+    beats = [unpack(sent.frame)[0] for sent in wire.sent if sent.topic == topics.state("n0")]
+    assert beats[-1].doing == "resting"
+    order(3, "running")
+    assert len(wire.orders) == 2
+    start = wire.orders[-1].start
+    assert start is not None
+    np.testing.assert_array_equal(start[0], local)
 
 
 def test_an_hour_offline_costs_one_update_of_disk_and_all_of_it_arrives_as_one(
     tmp_path: Path,
 ) -> None:
-    wire, outbox = Wire(), Outbox(tmp_path / "outbox.db", first_seq=1)
-    tier = TIERS["t3"]
-    state = NodeState(node="n0", job="job", cell="cloud", tier="t3", role="vehicle", is_online=True)
-    worker = Worker("n0", TERMS.policy, tier, examples=100, layout=LAYOUT, next_seq=1)
-    driver = VehicleDriver(worker, Uplink(state, tier), outbox, wire, wire, silent_logger())
-    now, local = 0.0, np.zeros(SIZE, np.float32)
-    driver.take(mqtt.Connected(), now)
-    driver.hold(ModelReceived(0, local.copy(), NONE, None, TERMS), now)
+    wire = Wire()
+    driver, outbox = at_work(tmp_path, wire)
+    worker, now, local = driver.worker, 0.0, np.zeros(SIZE, np.float32)
 
     def train() -> None:
         nonlocal now

@@ -33,6 +33,7 @@ from hetertrain.transport.outbox import Outbox
 from hetertrain.wire.contents import pack_update, unpack_update
 from hetertrain.wire.uplink import (
     FrameRefused,
+    JobOrdered,
     ModelReceived,
     Settled,
     SyncAnnounced,
@@ -75,6 +76,10 @@ class VehicleDriver:
         self._step_seconds = 0.0
         self._uplink_wakes_at = 0.0
         self._worker_wakes_at: float | None = None
+        self._rests = False
+        """By an operator's order."""
+        self._held: TrainOrder | None = None
+        """What is to be trained when the rest is over."""
 
     def recover(self, now: float) -> None:
         """Offer again what was under way when the vehicle last ended."""
@@ -131,7 +136,7 @@ class VehicleDriver:
         if self._worker_wakes_at is not None and now >= self._worker_wakes_at:
             self._step(Tick(), now)
 
-    def beat(self, doing: str, now: float) -> None:
+    def beat(self, doing: str | None, now: float) -> None:
         """Tell the aggregator at once what the vehicle does."""
         self.report(doing)
         self._apply_uplink(self.uplink.beat(now), now)
@@ -146,8 +151,8 @@ class VehicleDriver:
         self.uplink.report(
             replace(
                 self.uplink.state,
-                doing=doing or str(worker.state),
-                waiting_for=worker.waiting_for().text,
+                doing=doing or ("resting" if self._rests else str(worker.state)),
+                waiting_for="the job's start" if self._rests else worker.waiting_for().text,
                 steps=worker.num_steps,
                 step_seconds=self._step_seconds,
                 updates=worker.num_updates,
@@ -174,6 +179,8 @@ class VehicleDriver:
                 self._step(SyncNotice(sync, deadline_seconds), now)
             case Pulled():
                 self._step(Pulled(), now)
+            case JobOrdered():
+                self._obey(event, now)
             case TierChanged(tier):
                 self._log.info("tier_changed", before=self.worker.tier.name, tier=tier.name)
                 self.worker.tier = tier
@@ -185,6 +192,19 @@ class VehicleDriver:
             case FrameRefused(reason, detail):
                 self.refused[reason] += 1
                 self._log.warning("frame_refused", reason=reason, detail=detail)
+
+    def _obey(self, ordered: JobOrdered, now: float) -> None:
+        """Rest or train on, as an operator wants: work so far is kept, and goes on from there."""
+        if ordered.trains is not self._rests:
+            return
+        self._rests = not ordered.trains
+        self._log.info("job_ordered", state=ordered.state)
+        if self._rests:
+            self._trainer.interrupt()
+        elif self._held is not None:
+            order, self._held = self._held, None
+            self._trainer.order(order)
+        self.beat(None, now)
 
     def _forget(self, seq: int) -> None:
         try:
@@ -202,7 +222,9 @@ class VehicleDriver:
             self._publish(ready.publish, now)
         if ready.flushed is not None:
             self._apply_uplink(self.uplink.flushed(ready.flushed, now), now)
-        if ready.train is not None:
+        if ready.train is not None and self._rests:
+            self._held = ready.train
+        elif ready.train is not None:
             self._trainer.order(ready.train)
         if ready.interrupt:
             self._trainer.interrupt()

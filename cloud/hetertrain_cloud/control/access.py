@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hetertrain.wire import topics
-from hetertrain.wire.signing import CLOUD_SIGNER
+from hetertrain.wire.signing import CLOUD_SIGNER, CONTROL_SIGNER
 
 AGGREGATOR = CLOUD_SIGNER
-CONTROL = "control"
+CONTROL = CONTROL_SIGNER
 _ANY = "+"
 
 
@@ -54,7 +54,7 @@ def node_rights(node: str, role: str, jobs: list[str]) -> Rights:
     for job in jobs:
         cell = topics.CLOUD_CELL if role == "edge" else _ANY
         publish.add(topics.up(job, cell, _ANY, node))
-        subscribe |= {topics.down(job, cell, _ANY), topics.sync(job, cell)}
+        subscribe |= {topics.down(job, cell, _ANY), topics.sync(job, cell), topics.order(job)}
         if role == "edge":
             publish |= {
                 topics.down(job, node, _ANY),

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hetertrain.errors import TransportError
+from hetertrain.wire import topics
 from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.control.access import CONTROL, Rights, watcher_topics
 
@@ -154,7 +155,10 @@ def initial_configuration() -> str:
     """
     control = {"username": CONTROL, "roles": [{"rolename": CONTROL}]}
     own = f"{TOPIC.rpartition('/')[0]}/#"
-    acls = [{"acltype": "publishClientSend", "topic": own, "allow": True}]
+    acls = [
+        {"acltype": "publishClientSend", "topic": topic, "allow": True}
+        for topic in (own, topics.order("+"))
+    ]
     for topic in (own, *watcher_topics()):
         acls += [
             {"acltype": kind, "topic": topic, "allow": True}

@@ -13,14 +13,17 @@ import threading
 import time
 
 import uvicorn
+from sqlalchemy import select
 
 from hetertrain.errors import FrameError, HetertrainError, TransportError
 from hetertrain.logging import get_logger
-from hetertrain.security import write_private
+from hetertrain.security import Signer, write_private
 from hetertrain.service import Mailbox, Stop
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
-from hetertrain.wire.frames import AggregatorStatus, NodeState, unpack
+from hetertrain.wire.frames import AggregatorStatus, JobOrder, NodeState, pack, unpack
+from hetertrain.wire.signing import signed
+from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.control.access import CONTROL, watcher_topics
 from hetertrain_cloud.control.api.app import build_app
 from hetertrain_cloud.control.authority import Authority
@@ -29,8 +32,10 @@ from hetertrain_cloud.control.dynsec import RESPONSE_TOPIC, DynamicSecurity
 from hetertrain_cloud.control.live import LiveFleet
 from hetertrain_cloud.control.plane import Advertised, ControlPlane
 from hetertrain_cloud.control.settings import CloudSettings
-from hetertrain_cloud.control.tables import User
+from hetertrain_cloud.control.tables import Job, User
 
+LOOK_SECONDS = 1.0
+"""Orders of operators reach nodes within so long."""
 UPKEEP_SECONDS = 30.0
 """The broker's rules are compared at least so often."""
 SHUTDOWN_SECONDS = 3
@@ -58,6 +63,9 @@ class ControlService:
         # No other process may use the name, whatever its session was: it is new each time.
         own = settings.model_copy(update=settings.credential(CONTROL))
         endpoint = own.endpoint(f"{CONTROL}-{secrets.token_hex(4)}")
+        credentials = settings.directory / "credentials"
+        self._sign = Signer(credentials / f"{CONTROL}.key", credentials / f"{CONTROL}.crt").sign
+        self._announced: dict[str, JobOrder] = {}
         answers = (RESPONSE_TOPIC,) if is_mosquitto else ()
         self._connection = mqtt.Connection(
             endpoint, (*watcher_topics(), *answers), self._mailbox.put
@@ -146,6 +154,7 @@ class ControlService:
                     self._take(topic, frame)
                 case mqtt.Connected():
                     self._live.broker_error = ""
+                    self._announced.clear()
                     self.plane.access_changed.set()
                     self._log.info("broker_connected")
                 case mqtt.Disconnected(reason):
@@ -176,17 +185,39 @@ class ControlService:
 
     def _keep_up(self, server: uvicorn.Server) -> None:
         """Keep up to date what ages; whatever fails is tried again."""
+        due_at = 0.0
         while not self._stopping.is_set():
-            self.plane.access_changed.wait(UPKEEP_SECONDS)
+            is_changed = self.plane.access_changed.wait(LOOK_SECONDS)
             self.plane.access_changed.clear()
             if self._stopping.is_set():
                 return
             try:
-                self._reconcile()
-                self.plane.save_seen()
-                self._renew(server)
+                self._announce()
+                if is_changed or time.monotonic() >= due_at:
+                    due_at = time.monotonic() + UPKEEP_SECONDS
+                    self._reconcile()
+                    self.plane.save_seen()
+                    self._renew(server)
             except Exception as error:  # the thread must outlive a database that comes and goes
                 self._log.error("upkeep_failed", error=repr(error))
+
+    def _announce(self) -> None:
+        """Tell each job's nodes, where it is news, whether they are to train."""
+        if self._live.broker_error:
+            return
+        with self._database.read() as transaction:
+            jobs = list(transaction.scalars(select(Job)))
+        for job in jobs:
+            state = job.state if job.state == "completed" else job.wanted
+            before = self._announced.get(job.name)
+            if before is not None and before.state == state:
+                continue
+            # Its revision counts what operators did, not that it completed: the time counts both.
+            order = JobOrder(number=int(job.changed_at.timestamp() * 1000), state=state)
+            order = signed(order, job.name, topics.CLOUD_CELL, self._sign)
+            frame = pack(order)
+            self._connection.publish((Outgoing(topics.order(job.name), frame, retain=True),))
+            self._announced[job.name] = order
 
     def _reconcile(self) -> None:
         if self._access is None or self._live.broker_error:

@@ -144,6 +144,18 @@ class TierConfirmed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobOrder:
+    """What an operator wants of a job (retained)."""
+
+    number: Count
+    """A later order has a greater one."""
+    state: Name
+    """``running``: its nodes train; anything else: they rest."""
+    signature: Signature = b""
+    certificate: Certificate = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateContent:
     """The head of an update; the payload is the encoded delta."""
 
@@ -271,6 +283,7 @@ Message = (
     | Sync
     | Pull
     | TierConfirmed
+    | JobOrder
     | UpdateContent
     | PartialContent
     | ModelContent
@@ -294,6 +307,7 @@ _KINDS: dict[int, type[Message]] = {
     7: Sync,
     8: Pull,
     9: TierConfirmed,
+    10: JobOrder,
     16: UpdateContent,
     17: PartialContent,
     18: ModelContent,

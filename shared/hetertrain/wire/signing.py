@@ -1,9 +1,10 @@
 """Which messages to nodes are signed, over what bytes, and whose signature counts.
 
 A node acts on versions and notices of its own cell's aggregator only: the cloud's, known as
-``CLOUD_SIGNER``, or the gateway whose name the cell has. The signature covers the whole head but
-itself, and with it the digest of the model that results; the certificate that shows whose key it is
-goes along. Keys and certificates are the business of ``security``; here they are functions.
+``CLOUD_SIGNER``, or the gateway whose name the cell has; and on orders of the control plane,
+``CONTROL_SIGNER``. The signature covers the whole head but itself, and with it the digest of the
+model that results; the certificate that shows whose key it is goes along. Keys and certificates are
+the business of ``security``; here they are functions.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from typing import TypeVar
 
 from hetertrain.errors import FrameError
 from hetertrain.wire import topics
-from hetertrain.wire.frames import ModelContent, Sync, header_bytes, normal
+from hetertrain.wire.frames import JobOrder, ModelContent, Sync, header_bytes, normal
 
 CLOUD_SIGNER = "aggregator"
+CONTROL_SIGNER = "control"
 Sign = Callable[[bytes], tuple[bytes, bytes]]
 """Returns the signature of some bytes, and the certificate of the key."""
 Check = Callable[[str, bytes, bytes, bytes], bool]
 """Tells whether bytes have the signature of a signer, by its certificate."""
 
-S = TypeVar("S", ModelContent, Sync)
+Signable = ModelContent | Sync | JobOrder
+S = TypeVar("S", ModelContent, Sync, JobOrder)
 
 
 def signed(message: S, job: str, cell: str, sign: Sign | None) -> S:
@@ -35,8 +38,8 @@ def signed(message: S, job: str, cell: str, sign: Sign | None) -> S:
     return replace(message, signature=signature, certificate=certificate)
 
 
-def check_signature(message: ModelContent | Sync, job: str, cell: str, check: Check | None) -> None:
-    """Insist on the signature of the cell's aggregator, where signatures are asked for.
+def check_signature(message: Signable, job: str, cell: str, check: Check | None) -> None:
+    """Insist on the right signature, where signatures are asked for.
 
     Raises:
         FrameError: there is none, or another's (reason ``signature``).
@@ -44,12 +47,15 @@ def check_signature(message: ModelContent | Sync, job: str, cell: str, check: Ch
     if check is None:
         return
     signer = CLOUD_SIGNER if cell == topics.CLOUD_CELL else cell
+    if isinstance(message, JobOrder):
+        signer = CONTROL_SIGNER
     covered = _covered(message, job, cell)
     if not check(signer, covered, message.signature, message.certificate):
         raise FrameError("signature", f"{type(message).__name__} is not signed by {signer}")
 
 
-def _covered(message: ModelContent | Sync, job: str, cell: str) -> bytes:
+def _covered(message: Signable, job: str, cell: str) -> bytes:
     bare = replace(message, signature=b"", certificate=b"")
-    domain = f"hetertrain {type(message).__name__} {job} {cell}\n".encode()
-    return domain + header_bytes(bare)
+    # An order is for all cells of a job.
+    place = job if isinstance(message, JobOrder) else f"{job} {cell}"
+    return f"hetertrain {type(message).__name__} {place}\n".encode() + header_bytes(bare)

@@ -42,6 +42,11 @@ def sync(job: str, cell: str) -> str:
     return f"{ROOT}/{job}/{cell}/sync"
 
 
+def order(job: str) -> str:
+    """What an operator wants of a job, retained: whether its nodes train."""
+    return f"{ROOT}/{job}/order"
+
+
 def status(job: str, cell: str) -> str:
     """An aggregator's own state, for people who watch."""
     return f"{ROOT}/{job}/{cell}/status"

@@ -30,6 +30,7 @@ from hetertrain.wire.frames import (
     Begin,
     Chunk,
     Flushed,
+    JobOrder,
     Message,
     Missing,
     ModelContent,
@@ -41,7 +42,7 @@ from hetertrain.wire.frames import (
     pack,
     unpack,
 )
-from hetertrain.wire.signing import Check, check_signature
+from hetertrain.wire.signing import Check, Signable, check_signature
 from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Receiver, Sender, chunk_bytes_for
 
 HEARTBEAT_SECONDS = 2.0
@@ -82,6 +83,20 @@ class SyncAnnounced:
 
 
 @dataclass(frozen=True, slots=True)
+class JobOrdered:
+    """An operator wants the job's nodes to train, or to rest."""
+
+    state: str
+    frame: bytes
+    """As it came: a gateway passes it on."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether nodes are to train."""
+        return self.state == "running"
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     """The verdict on the content that was offered."""
 
@@ -104,7 +119,9 @@ class TierChanged:
     tier: Tier
 
 
-UplinkEvent = ModelReceived | SyncAnnounced | Pulled | Settled | TierChanged | FrameRefused
+UplinkEvent = (
+    ModelReceived | SyncAnnounced | Pulled | JobOrdered | Settled | TierChanged | FrameRefused
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +170,8 @@ class Uplink:
     _sender: Sender | None = None
     _incoming: dict[str, _Incoming] = field(default_factory=dict)
     """By topic: what is broadcast to the tier, and what is given to this node alone."""
+    _order: int = -1
+    """Number of the newest order."""
     _model: ModelReceived | None = None
     _digest: str = ""
     _heartbeat_at: float = 0.0
@@ -168,7 +187,12 @@ class Uplink:
     def subscriptions(self) -> tuple[str, ...]:
         """The topics that the driver subscribes to."""
         job, cell = self.state.job, self.state.cell
-        mine = (self._down(self.tier.name), topics.sync(job, cell), topics.inbox(self.state.node))
+        mine = (
+            self._down(self.tier.name),
+            topics.sync(job, cell),
+            topics.inbox(self.state.node),
+            topics.order(job),
+        )
         # Listen before the proposal is confirmed, so that no difference is missed between.
         proposed = self.state.proposed_tier
         return (*mine, self._down(proposed)) if proposed else mine
@@ -273,7 +297,10 @@ class Uplink:
         """A frame arrived; a bad one becomes a ``FrameRefused``."""
         try:
             message, payload = unpack(frame)
-            self._take(topic, message, payload, now)
+            if isinstance(message, JobOrder):
+                self._take_order(message, frame)
+            else:
+                self._take(topic, message, payload, now)
         except (FrameError, PayloadError, LayoutError) as error:
             reason = error.reason if isinstance(error, FrameError) else error.code
             self._events.append(FrameRefused(reason, str(error)))
@@ -340,7 +367,13 @@ class Uplink:
             case _:
                 raise FrameError("direction", f"{type(message).__name__} is not for a node")
 
-    def _check(self, message: ModelContent | Sync) -> None:
+    def _take_order(self, order: JobOrder, frame: bytes) -> None:
+        self._check(order)
+        if order.number > self._order:
+            self._order = order.number
+            self._events.append(JobOrdered(order.state, frame))
+
+    def _check(self, message: Signable) -> None:
         check_signature(message, self.state.job, self.state.cell, self.check)
 
     def _check_age(self, head: ModelContent) -> None:
