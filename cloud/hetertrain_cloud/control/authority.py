@@ -1,7 +1,8 @@
 """The certificate authority of a fleet: ECDSA over P-256, its key in an encrypted file.
 
 It signs what the control plane decides and decides nothing itself. A fleet that has an authority
-already puts that one's certificate (an intermediate, with its key) in place of ours.
+already puts that one's self-signed certificate and its key in place of ours. (An intermediate would
+need its whole chain at every broker and node.)
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session as Transaction
 
 from hetertrain.errors import TransportError
+from hetertrain.wire import topics
 from hetertrain_cloud.control import jobs as job_rules
 from hetertrain_cloud.control.access import (
     AGGREGATOR,
@@ -134,7 +135,7 @@ class ControlPlane:
             return f"job_{job.state}", f"the job {job.state}: {job.reason}"
         if self.live.broker_error:
             return "broker_unreachable", f"the broker cannot be reached: {self.live.broker_error}"
-        status = self.live.job(job.name, "cloud")
+        status = self.live.job(job.name, topics.CLOUD_CELL)
         if status is None:
             return "aggregator_starting", "the aggregator has not said anything for 5 seconds"
         eligible, online = self.crew(transaction, job)

@@ -61,7 +61,8 @@ def _text(value: Any) -> str:
         case float():
             return f"{value:.4g}"
         case dict():
-            return ", ".join(f"{key}={_text(each)}" for key, each in value.items())
+            given = {key: each for key, each in value.items() if each is not None}
+            return ", ".join(f"{key}={_text(each)}" for key, each in given.items()) or "-"
         case list():
             return ", ".join(_text(each) for each in value[:20])
         case _:

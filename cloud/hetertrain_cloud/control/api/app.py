@@ -41,7 +41,14 @@ certificate. Refusals are `application/problem+json` with a stable `code`."""
 
 def build_app(plane: ControlPlane) -> FastAPI:
     """Build the application of a control plane."""
-    app = FastAPI(title="Heter-Train control plane", version=__version__, description=DESCRIPTION)
+    app = FastAPI(
+        title="Heter-Train control plane",
+        version=__version__,
+        description=DESCRIPTION,
+        # The framework's own pages load scripts from elsewhere, which a closed network has not.
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.plane = plane
     app.state.limiter = Limiter()
     for part in PARTS:

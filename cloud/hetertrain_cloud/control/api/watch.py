@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import Field
 from sqlalchemy import func, select, text
 
+from hetertrain.wire import topics
 from hetertrain_cloud.control import trail
 from hetertrain_cloud.control.api.convention import (
     ALWAYS,
@@ -224,7 +225,7 @@ def _gauge_jobs(registry: CollectorRegistry, plane: ControlPlane) -> None:
     for job in jobs:
         state.labels(job.name, job.state).set(1)
         restarts.labels(job.name).set(job.restarts)
-        status = plane.live.job(job.name, "cloud")
+        status = plane.live.job(job.name, topics.CLOUD_CELL)
         if status is None:
             continue
         version.labels(job.name).set(status.version)

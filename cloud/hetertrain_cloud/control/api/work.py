@@ -11,6 +11,7 @@ from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session as Transaction
 
+from hetertrain.wire import topics
 from hetertrain_cloud.control import jobs as rules
 from hetertrain_cloud.control.api.convention import (
     ALWAYS,
@@ -58,6 +59,20 @@ class Measurement(Body):
     metrics: dict[str, float]
 
 
+class JobLive(Body):
+    """What a job's aggregator said a moment ago."""
+
+    version: int
+    active: int = Field(description="nodes that work on the job, those behind gateways included")
+    open_updates: int = Field(description="updates in the version that is being made")
+    is_syncing: bool
+    sync_in_seconds: float | None = Field(
+        description="until the next synchronisation, if one is due"
+    )
+    refused: dict[str, int] = Field(description="updates and frames refused, by reason")
+    updates_by_lag: dict[int, int] = Field(description="how far behind updates were")
+
+
 class JobShown(Body):
     """A job."""
 
@@ -74,6 +89,7 @@ class JobShown(Body):
     nodes_eligible: int
     nodes_online: int
     newest: Measurement | None = Field(description="the newest measurement")
+    live: JobLive | None = Field(description="null: its aggregator does not run")
     promoted: list[int]
     rollback_to: int | None = Field(description="a rollback that is not carried out yet")
     created_at: datetime
@@ -352,6 +368,7 @@ def _job(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
     eligible, online = plane.crew(transaction, job)
     history = plane.history(job.name)
     newest = history.metrics(1)
+    status = plane.live.job(job.name, topics.CLOUD_CELL)
     return shown_as(
         JobShown,
         job,
@@ -360,6 +377,7 @@ def _job(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
         nodes_eligible=eligible,
         nodes_online=online,
         newest=newest[-1] if newest else None,
+        live=None if status is None else shown_as(JobLive, status),
     )
 
 
