@@ -105,7 +105,8 @@ class AggregatorService:
 
     def _build_driver(self, initial: Checkpoint) -> JobDriver:
         settings = self._settings
-        downlink = Downlink(settings.job, topics.CLOUD_CELL, sign=settings.signer())
+        sign, check = settings.signer(), settings.verifier()
+        downlink = Downlink(settings.job, topics.CLOUD_CELL, sign=sign, check=check)
         downlink.connected(self._connection.packet_bytes_max)
         return JobDriver(
             downlink=downlink,

@@ -71,9 +71,12 @@ class EdgeService:
             state,
             TIERS[settings.tier],
             follows_link=settings.follow_link,
+            sign=settings.signer(),
             check=settings.verifier(),
         )
-        downlink = Downlink(settings.job, settings.node, sign=settings.signer())
+        downlink = Downlink(
+            settings.job, settings.node, sign=settings.signer(), check=settings.verifier()
+        )
         north = settings.endpoint(settings.node)
         south = replace(
             north,

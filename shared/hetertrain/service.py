@@ -157,12 +157,11 @@ class BrokerSettings(ConnectionSettings):
 
     authority_file: str | None = Field(
         None,
-        description="certificate of the fleet's authority; set: versions and sync notices must be "
-        "signed by our aggregator",
+        description="certificate of the fleet's authority; set: what we take must be signed",
     )
 
     def signer(self) -> Sign | None:
-        """Return what signs our versions and notices; None without a certificate.
+        """Return what signs what we send; None without a certificate.
 
         Raises:
             CredentialError: key or certificate cannot be read.
@@ -174,7 +173,7 @@ class BrokerSettings(ConnectionSettings):
         return Signer(Path(self.tls_key_file), Path(self.tls_certificate_file)).sign
 
     def verifier(self) -> Check | None:
-        """Return what insists on our aggregator's signatures; None: they are not asked for.
+        """Return what insists on signatures; None: they are not asked for.
 
         Raises:
             CredentialError: the authority's certificate cannot be read.

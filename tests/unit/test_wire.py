@@ -235,6 +235,31 @@ def test_unsigned_versions_and_notices_are_refused_where_signatures_are_asked_fo
     assert {event.reason for event in talk.of(FrameRefused)} == {"signature"}
 
 
+def test_an_announcement_that_its_node_did_not_sign_is_refused() -> None:
+    begin = Begin(node="n0", seq=1, size_bytes=3, chunk_bytes=512, digest="x")
+
+    def by(name: str) -> Sign:
+        return lambda data: (hashlib.sha256(name.encode() + data).digest(), name.encode())
+
+    def check(signer: str, data: bytes, signature: bytes, certificate: bytes) -> bool:
+        return (signature, certificate) == by(signer)(data)
+
+    aggregator = Downlink("job", "cloud", check=check)
+    checkpoint = Checkpoint(0, np.zeros(9, np.float32), np.empty(0, np.int64))
+    aggregator.release(checkpoint, None, TERMS, 0.0)
+    topic = topics.up("job", "cloud", "t1", "n0")
+
+    def reasons(announced: Begin) -> list[str]:
+        ready = aggregator.received(topic, pack(announced), 0.0)
+        return [event.reason for event in ready.events if isinstance(event, FrameRefused)]
+
+    assert reasons(begin) == ["signature"]
+    assert reasons(signed(begin, "job", "cloud", by("n1"))) == ["signature"]
+    good = signed(begin, "job", "cloud", by("n0"))
+    assert reasons(replace(good, digest="another")) == ["signature"]
+    assert reasons(good) == []
+
+
 def test_a_signature_is_for_one_job_one_cell_and_every_field() -> None:
     notice = signed(Sync(sync=3, deadline_seconds=1), "job", "cloud", toy_signature)
     check_signature(notice, "job", "cloud", toy_check)

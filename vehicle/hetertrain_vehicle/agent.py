@@ -166,7 +166,12 @@ class Agent:
         )
         follows_link = settings.follow_link and not settings.limit_link
         uplink = Uplink(
-            state, tier, trainer.layout, follows_link=follows_link, check=settings.verifier()
+            state,
+            tier,
+            trainer.layout,
+            follows_link=follows_link,
+            sign=settings.signer(),
+            check=settings.verifier(),
         )
         rate = tier.rate_bits_per_second if settings.limit_link else None
         endpoint = settings.endpoint(settings.node, rate)

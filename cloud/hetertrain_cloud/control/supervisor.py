@@ -25,7 +25,7 @@ from hetertrain.service import Mailbox, Stop, end_with_parent
 from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.transport.database import own_directory
 from hetertrain_cloud.control.access import AGGREGATOR
-from hetertrain_cloud.control.authority import Authority
+from hetertrain_cloud.control.authority import CERTIFICATE_FILE, Authority
 from hetertrain_cloud.control.credentials import write_own
 from hetertrain_cloud.control.jobs import JobSpecification
 from hetertrain_cloud.control.models import order_rollback
@@ -148,12 +148,16 @@ class Supervisor:
     def _aggregator_settings(self, job: Job) -> dict[str, Any]:
         specification = JobSpecification.model_validate(job.specification)
         settings = self._settings
+        authority = str(settings.authority / CERTIFICATE_FILE)
         options = specification.model_dump(exclude={"eligible_labels"})
         same = ("broker_host", "broker_port", "broker_websocket_path")
+        # Nodes that log in with certificates sign what they send.
+        trusted = {} if settings.broker == "embedded" else {"authority_file": authority}
         return (
             options
             | {name: getattr(settings, name) for name in same}
             | settings.credential(AGGREGATOR)
+            | trusted
             | {"job": job.name, "state_directory": settings.jobs_directory}
         )
 

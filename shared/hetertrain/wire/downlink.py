@@ -6,7 +6,7 @@ gateway to its cell.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetertrain.core.aggregator import SyncNotice
 from hetertrain.core.gate import Verdict
@@ -28,7 +28,7 @@ from hetertrain.wire.frames import (
     pack,
     unpack,
 )
-from hetertrain.wire.signing import Sign, signed
+from hetertrain.wire.signing import Check, Sign, check_signature, signed
 from hetertrain.wire.transfer import Receiver
 from hetertrain.wire.uplink import HEARTBEAT_SECONDS, FrameRefused, Outgoing
 
@@ -93,6 +93,8 @@ class Downlink:
     nodes: dict[str, NodeState] = field(default_factory=dict)
     sign: Sign | None = None
     """Signs versions and notices; None: nobody asks for it."""
+    check: Check | None = None
+    """Insists on nodes' signatures of what they announce; None: it is taken on trust."""
     _heard_at: dict[str, float] = field(default_factory=dict)
     _silence_at: float = 0.0
     """When to look next for those who fell silent: not at each frame of a fleet of thousands."""
@@ -227,7 +229,10 @@ class Downlink:
         # What has arrived of its transfer stays: it goes on when the node is back.
         self._events.append(NodeGone(node))
 
-    def _begin(self, begin: Begin) -> None:
+    def _begin(self, announced: Begin) -> None:
+        check_signature(announced, self.job, self.cell, self.check)
+        # A signature is another one each time; what is announced stays the same.
+        begin = replace(announced, signature=b"", certificate=b"")
         verdict = self._verdicts.get(begin.node)
         if verdict is not None and verdict.seq == begin.seq:
             self._publish(topics.inbox(begin.node), verdict_message(verdict))

@@ -81,6 +81,9 @@ class Begin:
     size_bytes: Count
     chunk_bytes: Annotated[int, Field(ge=256, le=1 << 20)]
     digest: Digest
+    signature: Signature = b""
+    """The sender's; with the digest it covers the whole content."""
+    certificate: Certificate = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
-"""Which messages to nodes are signed, over what bytes, and whose signature counts.
+"""Which messages are signed, over what bytes, and whose signature counts.
 
 A node acts on versions and notices of its own cell's aggregator only: the cloud's, known as
 ``CLOUD_SIGNER``, or the gateway whose name the cell has; and on orders of the control plane,
-``CONTROL_SIGNER``. The signature covers the whole head but itself, and with it the digest of the
-model that results; the certificate that shows whose key it is goes along. Keys and certificates are
-the business of ``security``; here they are functions.
+``CONTROL_SIGNER``. An aggregator takes from a node what that node has announced with its own
+signature: the announcement has the content's digest. The signature covers the whole head but
+itself, and with it the digest of the model that results; the certificate that shows whose key it is
+goes along. Keys and certificates are the business of ``security``; here they are functions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TypeVar
 
 from hetertrain.errors import FrameError
 from hetertrain.wire import topics
-from hetertrain.wire.frames import JobOrder, ModelContent, Sync, header_bytes, normal
+from hetertrain.wire.frames import Begin, JobOrder, ModelContent, Sync, header_bytes, normal
 
 CLOUD_SIGNER = "aggregator"
 CONTROL_SIGNER = "control"
@@ -24,8 +25,8 @@ Sign = Callable[[bytes], tuple[bytes, bytes]]
 Check = Callable[[str, bytes, bytes, bytes], bool]
 """Tells whether bytes have the signature of a signer, by its certificate."""
 
-Signable = ModelContent | Sync | JobOrder
-S = TypeVar("S", ModelContent, Sync, JobOrder)
+Signable = ModelContent | Sync | JobOrder | Begin
+S = TypeVar("S", ModelContent, Sync, JobOrder, Begin)
 
 
 def signed(message: S, job: str, cell: str, sign: Sign | None) -> S:
@@ -46,9 +47,13 @@ def check_signature(message: Signable, job: str, cell: str, check: Check | None)
     """
     if check is None:
         return
-    signer = CLOUD_SIGNER if cell == topics.CLOUD_CELL else cell
-    if isinstance(message, JobOrder):
-        signer = CONTROL_SIGNER
+    match message:
+        case JobOrder():
+            signer = CONTROL_SIGNER
+        case Begin():
+            signer = message.node
+        case ModelContent() | Sync():
+            signer = CLOUD_SIGNER if cell == topics.CLOUD_CELL else cell
     covered = _covered(message, job, cell)
     if not check(signer, covered, message.signature, message.certificate):
         raise FrameError("signature", f"{type(message).__name__} is not signed by {signer}")

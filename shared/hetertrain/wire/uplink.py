@@ -42,7 +42,7 @@ from hetertrain.wire.frames import (
     pack,
     unpack,
 )
-from hetertrain.wire.signing import Check, Signable, check_signature
+from hetertrain.wire.signing import Check, Sign, Signable, check_signature, signed
 from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Receiver, Sender, chunk_bytes_for
 
 HEARTBEAT_SECONDS = 2.0
@@ -163,6 +163,8 @@ class Uplink:
     tiers: Mapping[str, Tier] = field(default_factory=lambda: TIERS)
     follows_link: bool = False
     """Propose another tier when the link's measured goodput is another one's."""
+    sign: Sign | None = None
+    """Signs what we announce; None: our aggregator does not ask for it."""
     check: Check | None = None
     """Insists on signatures of versions and notices; None: they are taken on trust."""
     is_connected: bool = False
@@ -346,6 +348,8 @@ class Uplink:
         retain: bool = False,
         token: int | None = None,
     ) -> None:
+        if isinstance(message, Begin):
+            message = signed(message, self.state.job, self.state.cell, self.sign)
         self._send.append(Outgoing(topic, pack(message, payload), retain, token))
 
     def _take(self, topic: str, message: Message, payload: memoryview, now: float) -> None:
