@@ -81,6 +81,9 @@ class JobOptions(BaseModel):
     keep_journal: bool = Field(
         False, description="keep every update, so that the whole job can be repeated"
     )
+    evaluate_on_nodes: bool = Field(
+        False, description="nodes measure each sync's model on their own held-out data"
+    )
     max_versions: int | None = Field(
         None, ge=1, lt=1 << 62, description="end the job at this version; unset: never"
     )
@@ -101,6 +104,7 @@ class JobOptions(BaseModel):
             "pace_steps",
         )
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given["evaluate_on_nodes"] = self.evaluate_on_nodes
         return replace(SYNC_PRESETS[self.policy], **given)
 
     def weight_policy(self) -> WeightPolicy:

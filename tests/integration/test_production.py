@@ -45,7 +45,7 @@ def production(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]
 @pytest.fixture(scope="module")
 def fleet(production: Production) -> Production:
     """Two vehicles at work, one behind a gateway; and one node that is hostile."""
-    production.create_job(sync_seconds=4.0)
+    production.create_job(sync_seconds=4.0, evaluate_on_nodes=True)
     production.spawn("edge-1", "edge", "--config", str(production.enrol("edge-1", "edge")))
     for index, cell in enumerate(("cloud", "edge-1")):
         production.enrol(f"car-{index}")
@@ -89,6 +89,14 @@ def doings(fleet: Production) -> set[str]:
 def kept_versions(fleet: Production) -> list[int]:
     """Return the job's versions that can be gone back to, newest first."""
     return [row["version"] for row in fleet.json("version", "list", "fleet") if row["is_kept"]]
+
+
+def test_nodes_measure_each_syncs_model_on_their_own_data(fleet: Production) -> None:
+    wait_until(lambda: fleet.json("job", "status", "fleet")["on_nodes"], "measurements of nodes")
+    (measured,) = fleet.json("job", "status", "fleet")["on_nodes"]
+    assert measured["metric"] == "r2"
+    assert measured["nodes"] in (1, 2)
+    assert measured["least"] <= measured["mean"] <= 1
 
 
 def test_a_job_is_paused_rolled_back_and_goes_on(fleet: Production) -> None:

@@ -127,6 +127,18 @@ def test_a_sync_makes_it_flush_hold_and_start_fresh_from_the_syncs_model() -> No
     assert order.is_fresh
 
 
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_syncs_model_is_measured_on_the_node_where_the_job_asks_for_it(asks: bool) -> None:
+    worker = make_worker(replace(SYNC_PRESETS["sap"], evaluate_on_nodes=asks))
+    first = worker.handle(model(0), 10.0).train
+    worker.handle(SyncNotice(7, 3.0), 10.2)
+    worker.handle(trained(1.0), 10.3)
+    order = worker.handle(model(1, sync=7), 10.6).train
+    assert first is not None
+    assert order is not None
+    assert (first.measures, order.measures) == (False, asks)
+
+
 def test_a_hold_ends_at_its_deadline_though_nothing_arrives() -> None:
     worker = make_worker()
     worker.handle(model(0), 10.0)

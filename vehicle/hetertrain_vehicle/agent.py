@@ -85,7 +85,10 @@ class TrainerPipe:
         """Send a ``TrainCommand``."""
         vector, integers = order.start if order.start is not None else (None, ())
         command = TrainCommand(
-            steps=order.steps, is_fresh=order.is_fresh, integers=tuple(int(i) for i in integers)
+            steps=order.steps,
+            is_fresh=order.is_fresh,
+            measures=order.measures,
+            integers=tuple(int(i) for i in integers),
         )
         self._pipe.send_bytes(pack(command, b"" if vector is None else vector.tobytes()))
 
@@ -228,11 +231,11 @@ class Agent:
             while True:
                 message, payload = unpack(self._pipe.recv_bytes())
                 match message:
-                    case TrainedReport(steps=steps, seconds=seconds, integers=integers):
+                    case TrainedReport():
                         local = np.frombuffer(payload, np.float32)
-                        self._mailbox.put(
-                            Trained(local, np.asarray(integers, np.int64), steps, seconds)
-                        )
+                        integers = np.asarray(message.integers, np.int64)
+                        figures = (message.steps, message.seconds, message.metrics)
+                        self._mailbox.put(Trained(local, integers, *figures))
                     case TrainerReady() | TrainFailed():
                         self._mailbox.put(message)
                     case _:

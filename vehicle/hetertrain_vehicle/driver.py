@@ -76,6 +76,9 @@ class VehicleDriver:
         self._step_seconds = 0.0
         self._uplink_wakes_at = 0.0
         self._worker_wakes_at: float | None = None
+        self._metrics: dict[str, float] = {}
+        self._measured = self._measuring = -1
+        """The versions that were measured, and that the trainer measures next."""
         self._rests = False
         """By an operator's order."""
         self._held: TrainOrder | None = None
@@ -126,6 +129,8 @@ class VehicleDriver:
         """Take the trainer's report."""
         if event.steps:
             self._step_seconds = event.seconds / event.steps
+        if event.metrics:
+            self._metrics, self._measured = dict(event.metrics), self._measuring
         self._step(event, now)
 
     def tick(self, now: float) -> None:
@@ -158,6 +163,8 @@ class VehicleDriver:
                 updates=worker.num_updates,
                 bytes_up=self._link.bytes_up,
                 bytes_down=self._link.bytes_down,
+                metrics=self._metrics,
+                measured=self._measured,
             )
         )
 
@@ -222,6 +229,8 @@ class VehicleDriver:
             self._publish(ready.publish, now)
         if ready.flushed is not None:
             self._apply_uplink(self.uplink.flushed(ready.flushed, now), now)
+        if ready.train is not None and ready.train.measures:
+            self._measuring = self.worker.version
         if ready.train is not None and self._rests:
             self._held = ready.train
         elif ready.train is not None:

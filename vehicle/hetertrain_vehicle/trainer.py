@@ -65,6 +65,11 @@ class Trainer:
             for group in self._optimizer.param_groups:
                 group["lr"] = self.learning_rate
 
+    def measure(self) -> dict[str, float]:
+        """Evaluate the model on the node's own held-out data."""
+        metrics = self.task.evaluate(self.model, self.node)
+        return {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
+
     def vector(self) -> tuple[Vector, Integers]:
         """Copy the local model."""
         return self.layout.flatten(read_tensors(self.model))
@@ -121,6 +126,7 @@ def _train(trainer: Trainer, command: TrainCommand, payload: memoryview, pipe: C
         trainer.load(start, np.asarray(command.integers, np.int64))
     if command.is_fresh:
         trainer.reset_optimizer()
+    metrics = trainer.measure() if command.measures else {}
     started = time.monotonic()
     loss, done = 0.0, 0
     while done < command.steps and not _is_interrupted(pipe):
@@ -131,7 +137,11 @@ def _train(trainer: Trainer, command: TrainCommand, payload: memoryview, pipe: C
     if not np.isfinite(vector).all():
         raise TrainError("a parameter is not finite: lower the learning rate, or check the data")
     report = TrainedReport(
-        steps=done, seconds=seconds, loss=loss, integers=tuple(int(i) for i in integers)
+        steps=done,
+        seconds=seconds,
+        loss=loss,
+        integers=tuple(int(i) for i in integers),
+        metrics=metrics,
     )
     return pack(report, vector.tobytes())
 

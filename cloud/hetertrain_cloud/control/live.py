@@ -86,6 +86,17 @@ class LiveFleet:
             nodes = list(self._nodes.values())
         return sum(self._is_fresh(n) and job in (None, n.state.job) for n in nodes)
 
+    def metrics(self, job: str) -> dict[str, list[float]]:
+        """Return what a job's nodes that are there have measured on their own data, by metric."""
+        with self._lock:
+            nodes = [seen for seen in self._nodes.values() if seen.state.job == job]
+        found: dict[str, list[float]] = {}
+        for seen in nodes:
+            if self._is_fresh(seen):
+                for name, value in seen.state.metrics.items():
+                    found.setdefault(name, []).append(value)
+        return found
+
     def job(self, job: str, cell: str) -> AggregatorStatus | None:
         """Return an aggregator's status, if it is new."""
         heard = self._jobs.get((job, cell))

@@ -70,6 +70,8 @@ class SyncPolicy:
     """A node that has flushed waits for the sync's model; else it trains on meanwhile."""
     hold_seconds: float = 3600.0
     """The longest that a node waits for a version, whatever happens to its aggregator."""
+    evaluate_on_nodes: bool = False
+    """Nodes measure each sync's model on their own held-out data, and say so in their heartbeat."""
     is_dense: bool = False
     """Updates and versions travel as float32, whatever the tier (uncompressed baselines)."""
     budget_seconds: float = 1.0

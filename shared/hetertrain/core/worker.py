@@ -20,6 +20,7 @@ link's node towards its own data. When a version arrives the node rebases at its
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -70,6 +71,8 @@ class Trained:
     integers: Integers
     steps: int
     seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the model measured that the order began with, where the order asked for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class TrainOrder:
     start: tuple[Vector, Integers] | None
     is_fresh: bool
     """Reset the local optimiser's momentum (after a synchronisation)."""
+    measures: bool = False
+    """Measure ``start`` on the node's own held-out data first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +327,8 @@ class Worker:
         if self.policy.pace_steps is not None:
             steps = max(1, min(steps, self.policy.pace_steps - self._steps_unsent))
         start = (self._local, self._integers) if self._must_restart else None
-        order = TrainOrder(steps, start, self._is_fresh)
+        measures = self.policy.evaluate_on_nodes and self._is_fresh and start is not None
+        order = TrainOrder(steps, start, self._is_fresh, measures)
         self._must_restart = self._is_fresh = False
         self._is_training = True
         return order

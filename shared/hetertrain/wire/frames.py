@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, TypeVar, cast
 
 import msgpack
@@ -38,6 +38,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Signature = Annotated[bytes, Field(max_length=128)]
 Certificate = Annotated[bytes, Field(max_length=2048)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Metrics = Annotated[dict[Name, Number], Field(max_length=32)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,10 @@ class NodeState:
     updates: Count = 0
     bytes_up: Count = 0
     bytes_down: Count = 0
+    metrics: Metrics = field(default_factory=dict)
+    """What a sync's model measured on the node's own held-out data, where the job asks for it."""
+    measured: Annotated[int, Field(ge=-1)] = -1
+    """The version that was measured; -1: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +245,7 @@ class TrainCommand:
 
     steps: Count
     is_fresh: bool
+    measures: bool = False
     integers: tuple[int, ...] = ()
 
 
@@ -266,6 +272,7 @@ class TrainedReport:
     seconds: Seconds
     loss: Number
     integers: tuple[int, ...]
+    metrics: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,6 +142,8 @@ class LiveState(Body):
     bytes_up: int
     bytes_down: int
     goodput_bits_per_second: int
+    metrics: dict[str, float] = Field(description="on its own held-out data")
+    measured: int = Field(description="the version that was measured; -1: none")
     seconds_ago: float
 
 

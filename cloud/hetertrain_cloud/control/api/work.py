@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
@@ -73,6 +74,15 @@ class JobLive(Body):
     updates_by_lag: dict[int, int] = Field(description="how far behind updates were")
 
 
+class OnNodes(Body):
+    """What nodes measured on their own held-out data."""
+
+    metric: str
+    mean: float = Field(description="over nodes, each counted once")
+    least: float
+    nodes: int = Field(description="how many of those that are online have measured")
+
+
 class JobShown(Body):
     """A job."""
 
@@ -89,6 +99,7 @@ class JobShown(Body):
     nodes_eligible: int
     nodes_online: int
     newest: Measurement | None = Field(description="the newest measurement")
+    on_nodes: list[OnNodes] = Field(description="where the job asks for it")
     live: JobLive | None = Field(description="null: its aggregator does not run")
     promoted: list[int]
     rollback_to: int | None = Field(description="a rollback that is not carried out yet")
@@ -377,6 +388,10 @@ def _job(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
         nodes_eligible=eligible,
         nodes_online=online,
         newest=newest[-1] if newest else None,
+        on_nodes=[
+            OnNodes(metric=name, mean=fmean(values), least=min(values), nodes=len(values))
+            for name, values in sorted(plane.live.metrics(job.name).items())
+        ],
         live=None if status is None else shown_as(JobLive, status),
     )
 
