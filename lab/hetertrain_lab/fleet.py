@@ -25,7 +25,7 @@ from hetertrain.service import end_with_parent
 from hetertrain_cloud.service import AggregatorService, AggregatorSettings
 from hetertrain_edge.service import EdgeService, EdgeSettings
 from hetertrain_vehicle.agent import Agent, VehicleSettings
-from hetertrain_vehicle.trainer_process import start_trainer
+from hetertrain_vehicle.trainer_process import GivenTrainer, start_trainer
 
 TIER_CYCLE = ("t3", "t2", "t1", "t0")
 SLOWDOWN_MAX = 10.0
@@ -206,4 +206,4 @@ def run_edge(settings: EdgeSettings) -> None:
 
 def run_vehicle(settings: VehicleSettings, pipe: Connection) -> None:
     """Be a vehicle's agent."""
-    Agent(settings, pipe).run()
+    Agent(settings, GivenTrainer(pipe)).run()

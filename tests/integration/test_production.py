@@ -9,6 +9,7 @@ import os
 import queue
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,35 @@ def test_a_revoked_node_is_dropped_and_asks_less_and_less(fleet: Production) -> 
         assert mqtt.backoff_seconds_max(9, 9) == mqtt.REFUSED_SECONDS_MAX >= 3600
     finally:
         connection.stop()
+
+
+def test_a_killed_trainer_is_replaced_and_its_vehicle_trains_on(fleet: Production) -> None:
+    agent = fleet.processes["car-0"].pid
+    for trainer in trainers_of(agent):
+        os.kill(trainer, signal.SIGKILL)
+    wait_until(lambda: "train_failed" in fleet.logs("car-0"), "the report of the failure")
+    before = num_updates(fleet, "car-0")
+    wait_until(lambda: num_updates(fleet, "car-0") > before, "updates after it")
+    assert fleet.processes["car-0"].poll() is None
+
+
+def trainers_of(agent: int) -> list[int]:
+    """Return the processes that an agent's trainer runs in."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            is_trainer = b"spawn_main" in (stat.parent / "cmdline").read_bytes()
+            if parent == agent and is_trainer:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def num_updates(fleet: Production, node: str) -> int:
+    """Return how many of a node's updates are in the job's model."""
+    history = fleet.directory / "cloud" / "jobs" / "fleet" / "versions.jsonl"
+    rows = (json.loads(row) for row in history.read_text().splitlines())
+    return sum(item[0] == node for row in rows for item in row["contributions"])
 
 
 def test_a_certificate_is_renewed_without_hands(fleet: Production) -> None:

@@ -87,6 +87,29 @@ def test_a_vehicle_rests_and_goes_on_from_there_as_an_operator_orders(tmp_path: 
     np.testing.assert_array_equal(start[0], local)
 
 
+def test_a_failed_trainer_is_told_of_at_once_and_the_next_goes_on_from_there(
+    tmp_path: Path,
+) -> None:
+    wire = Wire()
+    driver, _ = at_work(tmp_path, wire)
+    local = np.full(SIZE, 1e-4, np.float32)
+    driver.trained(Trained(local, NONE, 2, 0.1), 1.0)
+    num_orders = len(wire.orders)
+
+    driver.trainer_failed("MemoryError: none left (peak 900 MiB)", 2.0)
+    beats = [unpack(sent.frame)[0] for sent in wire.sent if sent.topic == topics.state("n0")]
+    assert beats[-1].doing == "train_failed"
+    assert "peak 900 MiB" in beats[-1].waiting_for
+    driver.hold(ModelReceived(1, np.ones(SIZE, np.float32), NONE, None, TERMS), 3.0)
+    assert len(wire.orders) == num_orders  # There is nobody to train it.
+
+    driver.trainer_replaced(4.0)
+    start = wire.orders[-1].start
+    assert len(wire.orders) == num_orders + 1
+    assert start is not None
+    assert start[0].mean() > 0.9  # It is on the version that came meanwhile.
+
+
 def test_an_hour_offline_costs_one_update_of_disk_and_all_of_it_arrives_as_one(
     tmp_path: Path,
 ) -> None:

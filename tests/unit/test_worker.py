@@ -12,7 +12,14 @@ from hetertrain.core.aggregator import Pulled, SyncNotice, Tick
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.policy import SYNC_PRESETS, SyncPolicy
 from hetertrain.core.tiers import TIERS
-from hetertrain.core.worker import ModelArrived, State, Trained, UpdateSettled, Worker
+from hetertrain.core.worker import (
+    ModelArrived,
+    State,
+    Trained,
+    TrainerReplaced,
+    UpdateSettled,
+    Worker,
+)
 from tests.builders import LAYOUT
 
 SAP = SYNC_PRESETS["sap"]
@@ -125,6 +132,17 @@ def test_a_sync_makes_it_flush_hold_and_start_fresh_from_the_syncs_model() -> No
     order = worker.handle(model(2, sync=7), 10.6).train
     assert order is not None
     assert order.is_fresh
+
+
+def test_another_trainer_goes_on_from_what_the_last_one_reported() -> None:
+    worker = make_worker()
+    worker.handle(model(0), 10.0)
+    report = trained(1.0)
+    worker.handle(report, 10.1)
+    order = worker.handle(TrainerReplaced(), 12.0).train
+    assert order is not None
+    assert order.start is not None
+    np.testing.assert_array_equal(order.start[0], report.local)
 
 
 @pytest.mark.parametrize("asks", [True, False])

@@ -7,11 +7,13 @@ clock. It never trains and never imports torch.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from dataclasses import dataclass
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 from pydantic import Field
@@ -39,6 +41,10 @@ from hetertrain.wire.frames import (
 from hetertrain.wire.uplink import Uplink
 from hetertrain_vehicle.driver import VehicleDriver
 
+RESTART_SECONDS_MAX = 60.0
+"""A trainer that fails again and again is started so seldom in the end."""
+SETTLED_SECONDS = 60.0
+"""One that lived so long fails for the first time."""
 TRAINER_SECONDS_MAX = 120.0
 """How long a trainer may take to load its task."""
 
@@ -58,6 +64,12 @@ class VehicleSettings(BrokerSettings):
     labels: dict[str, str] = Field({}, description="labels of this node, as key=value")
     seed: int = Field(0, ge=0, description="seeds the order of batches")
     step_seconds_min: float = Field(0.0, ge=0, description="pad each step to this duration")
+    trainer_nice: int = Field(
+        0, ge=0, le=19, description="how much the trainer gives way to other programs"
+    )
+    trainer_memory_mib: int | None = Field(
+        None, ge=64, description="memory that the trainer may have; unset: what there is"
+    )
     limit_link: bool = Field(
         False, description="hold the link to the tier's rate, and stay in the tier"
     )
@@ -72,14 +84,35 @@ class TrainerEnded:
     """The pipe to the trainer closed."""
 
 
-Input = mqtt.Event | TrainerReady | TrainFailed | Trained | TrainerEnded
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the trainer said that was started as number ``life``."""
+
+    life: int
+    event: TrainerReady | TrainFailed | Trained | TrainerEnded
+
+
+Input = mqtt.Event | Said
+
+
+class TrainerSource(Protocol):
+    """Starts trainers, one at a time."""
+
+    def start(self) -> Pipe:
+        """Start one, in place of the one before; return our end of its pipe."""
+
+    def ending(self) -> str:
+        """Say how the one ended that closed its pipe."""
+
+    def stop(self) -> None:
+        """End the trainer."""
 
 
 class TrainerPipe:
     """The trainer process, as the driver sees it."""
 
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
 
     def order(self, order: TrainOrder) -> None:
         """Send a ``TrainCommand``."""
@@ -90,17 +123,17 @@ class TrainerPipe:
             measures=order.measures,
             integers=tuple(int(i) for i in integers),
         )
-        self._pipe.send_bytes(pack(command, b"" if vector is None else vector.tobytes()))
+        self._agent.send(pack(command, b"" if vector is None else vector.tobytes()))
 
     def interrupt(self) -> None:
         """Send an ``InterruptCommand``."""
-        self._pipe.send_bytes(pack(InterruptCommand()))
+        self._agent.send(pack(InterruptCommand()))
 
 
 class Agent:
     """One vehicle at work."""
 
-    def __init__(self, settings: VehicleSettings, pipe: Pipe) -> None:
+    def __init__(self, settings: VehicleSettings, trainers: TrainerSource) -> None:
         topics.check_name("node", settings.node)
         topics.check_name("job", settings.job)
         topics.check_name("cell", settings.cell)
@@ -108,7 +141,13 @@ class Agent:
             raise SettingsError(f"tier {settings.tier!r} is unknown: use one of {', '.join(TIERS)}")
         self._owner = own_directory(settings.directory)
         self._settings = settings
-        self._pipe = pipe
+        self._trainers = trainers
+        self._life = 0
+        """How many trainers there were."""
+        self._failures = 0
+        """How many trainers failed in a row."""
+        self._ready_at = 0.0
+        self._restart_at = math.inf
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(node=settings.node)
 
@@ -116,28 +155,41 @@ class Agent:
         """Work until stopped; return the exit code.
 
         Raises:
-            TrainError: the trainer failed; the aggregator was told.
+            TrainError: the task cannot be loaded.
         """
         self._mailbox.stop_on_signals()
-        threading.Thread(target=self._read_pipe, name="trainer-pipe", daemon=True).start()
-        ready = self._await_trainer()
-        if ready is None:
-            return 0
-        self._start(ready)
+        self._start_trainer()
         try:
-            self._serve()
+            ready = self._await_trainer()
+            if ready is None:
+                return 0
+            self._start(ready)
+            try:
+                self._serve()
+            finally:
+                self._end()
         finally:
-            self._end()
+            self._pipe.close()
+            self._trainers.stop()
         return 0
+
+    def _start_trainer(self) -> None:
+        self._life += 1
+        self._restart_at = math.inf
+        self._pipe = self._trainers.start()
+        threading.Thread(
+            target=self._read_pipe, args=(self._pipe, self._life), name="trainer-pipe", daemon=True
+        ).start()
 
     def _await_trainer(self) -> TrainerReady | None:
         event = self._mailbox.take(time.monotonic() + TRAINER_SECONDS_MAX)
         match event:
-            case TrainerReady():
-                return event
+            case Said(event=TrainerReady() as ready):
+                self._ready_at = time.monotonic()
+                return ready
             case Stop():
                 return None
-            case TrainFailed(error=error, message=message):
+            case Said(event=TrainFailed(error=error, message=message)):
                 raise TrainError(f"the task cannot be loaded: {error}: {message}")
             case _:
                 raise TrainError(f"the trainer was not ready within {TRAINER_SECONDS_MAX:g} s")
@@ -187,7 +239,7 @@ class Agent:
             node_claim(uplink, endpoint),
         )
         self._driver = VehicleDriver(
-            worker, uplink, outbox, self._connection, TrainerPipe(self._pipe), self._log
+            worker, uplink, outbox, self._connection, TrainerPipe(self), self._log
         )
         self._driver.recover(time.monotonic())
         self._stop_renewer = settings.start_renewer()
@@ -196,25 +248,42 @@ class Agent:
 
     def _serve(self) -> None:
         while True:
-            event = self._mailbox.take(self._driver.wakes_at)
+            event = self._mailbox.take(min(self._driver.wakes_at, self._restart_at))
             now = time.monotonic()
             match event:
                 case Stop():
                     return
                 case None:
                     pass
-                case Trained():
-                    self._driver.trained(event, now)
-                case TrainFailed(error=error, message=message):
-                    self._driver.beat(f"train_failed: {error}: {message}", now)
-                    raise TrainError(f"{error}: {message}")
-                case TrainerEnded():
-                    raise TrainError("the trainer process ended unexpectedly")
-                case TrainerReady():
-                    self._log.debug("trainer_ready_again")
+                case Said(life, said):
+                    if life == self._life:
+                        self._hear(said, now)
                 case _:
                     self._driver.take(event, now)
+            if now >= self._restart_at:
+                self._start_trainer()
             self._driver.tick(now)
+
+    def _hear(self, said: TrainerReady | TrainFailed | Trained | TrainerEnded, now: float) -> None:
+        """Take what the trainer says; where it fails, have another one, after a while."""
+        match said:
+            case Trained():
+                self._driver.trained(said, now)
+            case TrainerReady():
+                self._ready_at = now
+                self._driver.trainer_replaced(now)
+            case TrainFailed(error=error, message=message, peak_mib=peak):
+                self._lose_trainer(f"{error}: {message} (peak {peak} MiB)", now)
+            case TrainerEnded():
+                self._lose_trainer(self._trainers.ending(), now)
+
+    def _lose_trainer(self, reason: str, now: float) -> None:
+        self._life += 1  # What the old one may still say is no longer of interest.
+        self._pipe.close()
+        has_lived = now - self._ready_at > SETTLED_SECONDS
+        self._failures = 1 if has_lived else self._failures + 1
+        self._restart_at = now + min(RESTART_SECONDS_MAX, 2.0 ** min(self._failures - 1, 16))
+        self._driver.trainer_failed(reason, now)
 
     def _end(self) -> None:
         self._mailbox.close()
@@ -222,25 +291,31 @@ class Agent:
         self._connection.publish((self._driver.uplink.will,))
         self._connection.stop()
         self._driver.close()
-        self._pipe.close()
         self._log.info("agent_stopped", updates=self._driver.worker.num_updates)
 
-    def _read_pipe(self) -> None:
-        """Put the trainer's reports into the mailbox."""
+    def send(self, frame: bytes) -> None:
+        """Send a command to the trainer; one that has ended hears nothing, and that is noticed."""
+        try:
+            self._pipe.send_bytes(frame)
+        except OSError as error:
+            self._log.debug("trainer_pipe_broken", error=str(error))
+
+    def _read_pipe(self, pipe: Pipe, life: int) -> None:
+        """Put a trainer's reports into the mailbox."""
         try:
             while True:
-                message, payload = unpack(self._pipe.recv_bytes())
+                message, payload = unpack(pipe.recv_bytes())
                 match message:
                     case TrainedReport():
                         local = np.frombuffer(payload, np.float32)
                         integers = np.asarray(message.integers, np.int64)
                         figures = (message.steps, message.seconds, message.metrics)
-                        self._mailbox.put(Trained(local, integers, *figures))
+                        self._mailbox.put(Said(life, Trained(local, integers, *figures)))
                     case TrainerReady() | TrainFailed():
-                        self._mailbox.put(message)
+                        self._mailbox.put(Said(life, message))
                     case _:
                         raise FrameError("direction", f"{type(message).__name__} from a trainer")
         # A TypeError is what a pipe raises that our own end closes while we read.
         except (OSError, EOFError, FrameError, TypeError) as error:
             self._log.debug("trainer_pipe_ended", error=str(error))
-            self._mailbox.put(TrainerEnded())
+            self._mailbox.put(Said(life, TrainerEnded()))

@@ -11,21 +11,14 @@ NEEDS = ("torch",)
 
 
 def run_vehicle(arguments: argparse.Namespace) -> int:
-    """Start the trainer process and be its agent."""
+    """Be a vehicle's agent; it starts the trainer."""
     import multiprocessing
 
-    from hetertrain_vehicle.agent import Agent, VehicleSettings
-    from hetertrain_vehicle.trainer_process import start_trainer
+    from hetertrain_vehicle.agent import Agent
+    from hetertrain_vehicle.trainer_process import TrainerProcess
 
-    settings: VehicleSettings = arguments.settings
-    process, pipe = start_trainer(multiprocessing.get_context("spawn"), settings)
-    try:
-        return Agent(settings, pipe).run()
-    finally:
-        pipe.close()
-        process.join(5.0)
-        if process.is_alive():
-            process.kill()
+    settings = arguments.settings
+    return Agent(settings, TrainerProcess(multiprocessing.get_context("spawn"), settings)).run()
 
 
 def _settings() -> type[Settings]:

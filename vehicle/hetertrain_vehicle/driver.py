@@ -23,6 +23,7 @@ from hetertrain.core.worker import (
     ModelArrived,
     Ready,
     Trained,
+    TrainerReplaced,
     TrainOrder,
     UpdateSettled,
     Worker,
@@ -83,6 +84,8 @@ class VehicleDriver:
         """By an operator's order."""
         self._held: TrainOrder | None = None
         """What is to be trained when the rest is over."""
+        self._failure = ""
+        """Why there is no trainer; empty: there is one."""
 
     def recover(self, now: float) -> None:
         """Offer again what was under way when the vehicle last ended."""
@@ -133,6 +136,18 @@ class VehicleDriver:
             self._metrics, self._measured = dict(event.metrics), self._measuring
         self._step(event, now)
 
+    def trainer_failed(self, reason: str, now: float) -> None:
+        """There is no trainer for a while; the aggregator is told why at once."""
+        self._failure = reason[:400]
+        self._log.error("train_failed", reason=reason)
+        self.beat(None, now)
+
+    def trainer_replaced(self, now: float) -> None:
+        """There is a trainer again: it goes on from what the last one reported."""
+        self._failure, self._held = "", None
+        self._step(TrainerReplaced(), now)
+        self.beat(None, now)
+
     def tick(self, now: float) -> None:
         """Do what is due."""
         if now >= self._uplink_wakes_at:
@@ -153,11 +168,16 @@ class VehicleDriver:
     def report(self, doing: str | None = None) -> None:
         """Bring the figures of the next heartbeat up to date."""
         worker = self.worker
+        doing_now, waiting_for = str(worker.state), worker.waiting_for().text
+        if self._failure:
+            doing_now, waiting_for = "train_failed", f"another trainer: {self._failure}"
+        elif self._rests:
+            doing_now, waiting_for = "resting", "the job's start"
         self.uplink.report(
             replace(
                 self.uplink.state,
-                doing=doing or ("resting" if self._rests else str(worker.state)),
-                waiting_for="the job's start" if self._rests else worker.waiting_for().text,
+                doing=doing or doing_now,
+                waiting_for=waiting_for,
                 steps=worker.num_steps,
                 step_seconds=self._step_seconds,
                 updates=worker.num_updates,
@@ -231,7 +251,7 @@ class VehicleDriver:
             self._apply_uplink(self.uplink.flushed(ready.flushed, now), now)
         if ready.train is not None and ready.train.measures:
             self._measuring = self.worker.version
-        if ready.train is not None and self._rests:
+        if ready.train is not None and (self._rests or self._failure):
             self._held = ready.train
         elif ready.train is not None:
             self._trainer.order(ready.train)

@@ -9,6 +9,7 @@ beside the model (the optimiser's) lives here only.
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -156,7 +157,9 @@ def _is_interrupted(pipe: Connection) -> bool:
 
 def _report_failure(pipe: Connection, error: Exception) -> None:
     code: Any = error.code if isinstance(error, TaskError | TrainError) else type(error).__name__
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    failed = TrainFailed(error=str(code)[:500], message=str(error)[:500], peak_mib=peak)
     try:
-        pipe.send_bytes(pack(TrainFailed(error=str(code)[:500], message=str(error)[:500])))
+        pipe.send_bytes(pack(failed))
     except OSError:
         return  # The agent has gone; it logged the end of the pipe.

@@ -1,14 +1,80 @@
-"""Starts trainer processes; importing it does not import torch."""
+"""Starts trainer processes, within limits, and knows how one ended; imports no torch itself."""
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
+from hetertrain.errors import TrainError
 from hetertrain.task import Node
 from hetertrain_vehicle.agent import VehicleSettings
+
+END_SECONDS = 5.0
+
+
+class TrainerProcess:
+    """The trainer of one vehicle, and the next one after it failed."""
+
+    def __init__(self, context: SpawnContext | ForkServerContext, settings: VehicleSettings):
+        self._context = context
+        self._settings = settings
+        self._process: BaseProcess | None = None
+
+    def start(self) -> Connection:
+        """Start a trainer, in place of the one before; return our end of its pipe."""
+        self.stop()
+        self._process, pipe = start_trainer(self._context, self._settings)
+        return pipe
+
+    def ending(self) -> str:
+        """Say how the trainer ended that closed its pipe."""
+        process = self._process
+        if process is None:
+            return "it was not started"
+        process.join(END_SECONDS)
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+        code = process.exitcode
+        if code == -signal.SIGKILL:
+            return f"killed, as where memory ran out; children had up to {peak} MiB"
+        return f"ended with code {code}; children had up to {peak} MiB"
+
+    def stop(self) -> None:
+        """End the trainer; its pipe is closed already."""
+        if self._process is not None:
+            self._process.join(END_SECONDS)
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+            self._process = None
+
+
+class GivenTrainer:
+    """A trainer that somebody else started: there is no other after it."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe: Connection | None = pipe
+
+    def start(self) -> Connection:
+        """Return its pipe.
+
+        Raises:
+            TrainError: it has failed.
+        """
+        pipe, self._pipe = self._pipe, None
+        if pipe is None:
+            raise TrainError("the trainer failed, and whoever started it has no other")
+        return pipe
+
+    def ending(self) -> str:
+        """Say what is known of its end."""
+        return "it closed its pipe"
+
+    def stop(self) -> None:
+        """Leave it to whoever started it."""
 
 
 def start_trainer(
@@ -16,9 +82,11 @@ def start_trainer(
 ) -> tuple[BaseProcess, Connection]:
     """Start the trainer of one vehicle; return its process and the agent's end of the pipe."""
     ours, theirs = Pipe()
+    limits = (settings.trainer_nice, settings.trainer_memory_mib)
+    arguments = (settings.task, node_of(settings), settings.step_seconds_min)
     process = context.Process(
         target=run_trainer,
-        args=(theirs, settings.task, node_of(settings), settings.step_seconds_min),
+        args=(theirs, *arguments, *limits),
         name=f"trainer-{settings.node}",
         daemon=True,
     )
@@ -37,9 +105,20 @@ def node_of(settings: VehicleSettings) -> Node:
     )
 
 
-def run_trainer(pipe: Connection, task: str, node: Node, step_seconds_min: float) -> None:
+def run_trainer(
+    pipe: Connection,
+    task: str,
+    node: Node,
+    step_seconds_min: float,
+    nice: int,
+    memory_mib: int | None,
+) -> None:
     """Be a trainer process: the agent ends it by closing the pipe, not a Ctrl-C in the terminal."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(nice)
+    if memory_mib is not None:
+        limit = memory_mib << 20
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     from hetertrain_vehicle.trainer import serve
 
     serve(pipe, task, node, step_seconds_min)

@@ -76,6 +76,11 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerReplaced:
+    """The trainer failed, and another one is ready: steps since the last report are lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateSettled:
     """The aggregator's verdict on the update in flight; ``payload`` is what was sent."""
 
@@ -83,7 +88,7 @@ class UpdateSettled:
     payload: bytes | memoryview
 
 
-Event = ModelArrived | Trained | UpdateSettled | SyncNotice | Pulled | Tick
+Event = ModelArrived | Trained | TrainerReplaced | UpdateSettled | SyncNotice | Pulled | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,9 @@ class Worker:
                 self._pending = event
             case Trained():
                 self._take_progress(event)
+            case TrainerReplaced():
+                self._is_training = self._is_interrupted = False
+                self._must_restart = True
             case UpdateSettled(verdict, payload):
                 self._settle(verdict, payload, now)
             case SyncNotice(sync, deadline_seconds):

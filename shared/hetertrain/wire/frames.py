@@ -281,6 +281,8 @@ class TrainFailed:
 
     error: Text
     message: Text
+    peak_mib: Count = 0
+    """The most memory that the process ever had."""
 
 
 Message = (
