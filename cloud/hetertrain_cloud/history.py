@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,14 @@ class _Index:
 
 
 class JobHistory:
-    """Reads one job's history by version, however long it is: what was read once is not again."""
+    """Reads one job's history by version, however long it is: what was read once is not again.
+
+    Any thread may use it.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._lock = threading.Lock()
         self._indices = {name: _Index({}) for name in (VERSIONS_FILE, METRICS_FILE)}
 
     def newest(self) -> int | None:
@@ -95,7 +100,11 @@ class JobHistory:
         return list(self._rows(METRICS_FILE, known).values())
 
     def _index(self, name: str) -> _Index:
-        index, path = self._indices[name], self._directory / name
+        with self._lock:
+            return self._grown(self._indices[name], self._directory / name)
+
+    @staticmethod
+    def _grown(index: _Index, path: Path) -> _Index:
         size = path.stat().st_size if path.exists() else 0
         if size < index.end:  # The folder was moved away and begun anew.
             index.offsets, index.end = {}, 0

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import schemathesis
 from alembic.autogenerate import compare_metadata
@@ -14,13 +15,17 @@ from alembic.migration import MigrationContext
 from cryptography import x509
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
+from safetensors.numpy import load
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
+from hetertrain.core.layout import ParameterLayout
+from hetertrain.core.update import Checkpoint
 from hetertrain.errors import CredentialError
 from hetertrain.wire.frames import NodeState
+from hetertrain_cloud.checkpoints import CheckpointStore
 from hetertrain_cloud.control import trail
 from hetertrain_cloud.control.access import node_rights
 from hetertrain_cloud.control.api.convention import Limiter
@@ -306,6 +311,7 @@ def test_a_vehicle_may_speak_in_its_own_name_and_hear_its_jobs_only() -> None:
         "ht/1/node/car-1/state",
         "ht/1/fleet/+/down/+",
         "ht/1/fleet/+/sync",
+        "ht/1/fleet/order",
     }
 
 
@@ -390,6 +396,29 @@ def test_versions_are_paged_newest_first_with_their_metrics_and_updates(
     assert one["contributions"][0] | {"lag": 0} == one["contributions"][0]
     assert code(client.get("/api/v1/jobs/fleet/versions/9")) == "version_unknown"
     assert code(client.post("/api/v1/jobs/fleet/versions/5/rollback")) == "version_unknown"
+
+
+def test_a_model_is_downloaded_whole_or_in_parts_and_without_what_is_not_the_models(
+    bench: Bench, tmp_path: Path
+) -> None:
+    client = bench.client()
+    client.post("/api/v1/jobs", json=JOB)
+    layout = ParameterLayout.of({"w": np.zeros((4, 2), np.float32)}, {"w"}, ())
+    checkpoint = Checkpoint(3, np.arange(8, dtype=np.float32), np.empty(0, np.int64))
+    store = CheckpointStore(tmp_path / "jobs" / "fleet" / "checkpoints", layout)
+    store.save(checkpoint, {"secret": "contributors"}, {"sums": np.zeros(9)})
+    url = "/api/v1/jobs/fleet/versions/3/model"
+
+    whole = client.get(url)
+    part = client.get(url, headers={"Range": "bytes=10-19", "If-Range": whole.headers["etag"]})
+    beyond = client.get(url, headers={"Range": "bytes=999999-"})
+
+    assert list(load(whole.content)) == ["w"]
+    assert b"contributors" not in whole.content
+    assert (part.status_code, part.content) == (206, whole.content[10:20])
+    assert beyond.status_code == 416
+    promoted = client.post("/api/v1/jobs/fleet/versions/3/promote").json()
+    assert promoted["promoted"] == [3]
 
 
 # What holds everywhere

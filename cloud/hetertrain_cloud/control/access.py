@@ -6,7 +6,7 @@ topics those are follows from its role and jobs; ``BrokerAccess`` makes a broker
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,10 +29,11 @@ class Rights:
 class BrokerAccess(Protocol):
     """A broker that knows who may do what."""
 
-    def reconcile(self, wanted: Mapping[str, Rights]) -> int:
-        """Make the broker's rules be exactly these, by user; return how many differed.
+    def reconcile(self, read: Callable[[], Mapping[str, Rights]]) -> int:
+        """Make the broker's rules be exactly what ``read`` returns, by user; return how many
+        differed. What ``apply`` says from the call of ``read`` on is newer, and stands.
 
-        Whoever is not in ``wanted`` is disconnected and loses all rights.
+        Whoever is not there is disconnected and loses all rights.
 
         Raises:
             TransportError: the broker cannot be reached or refuses.

@@ -57,11 +57,12 @@ class DynamicSecurity:
         if isinstance(answers, list):
             self._answers.put([each for each in answers if isinstance(each, dict)])
 
-    def reconcile(self, wanted: Mapping[str, Rights]) -> int:
+    def reconcile(self, read: Callable[[], Mapping[str, Rights]]) -> int:
         """See ``BrokerAccess``."""
         with self._reconciling:
             with self._turn:
                 self._applied.clear()
+            wanted = read()
             roles = {each["rolename"]: _acls(each) for each in self._list("Roles", "roles")}
             users = {each["username"]: _roles(each) for each in self._list("Clients", "clients")}
             stale = sorted(users.keys() - wanted.keys() - {CONTROL})

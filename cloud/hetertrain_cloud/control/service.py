@@ -223,7 +223,7 @@ class ControlService:
         if self._access is None or self._live.broker_error:
             return
         try:
-            changed = self._access.reconcile(self.plane.rights())
+            changed = self._access.reconcile(self.plane.rights)
         except TransportError as error:
             self.plane.access_error = str(error)
             self._log.error("access_not_reconciled", error=str(error))

@@ -202,7 +202,7 @@ class Supervisor:
             if child.process.is_alive():
                 self._log.error("process_killed", process=name)
                 child.process.kill()
-                child.process.join()
+                child.process.join(STOP_SECONDS)
             self._forget(name)
         self._retry_at.pop(name, None)
         self._failures.pop(name, None)

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -59,6 +59,7 @@ def build_app(plane: ControlPlane) -> FastAPI:
     app.add_exception_handler(HTTPException, _unknown)
     app.add_exception_handler(OperationalError, _unavailable)
     app.add_exception_handler(StoreError, _unavailable)
+    app.add_exception_handler(IntegrityError, _raced)
     _describe(app)
     return app
 
@@ -140,6 +141,11 @@ def _unavailable(_request: Request, error: Exception) -> Response:
     get_logger().error("request_failed", error=str(error))
     text = "the database or the disk cannot be used right now: see the server's log"
     return problem_response(ProblemError(503, "store_unavailable", text, 5))
+
+
+def _raced(_request: Request, _error: Exception) -> Response:
+    text = "somebody else did the same at this moment: read it, and ask again if need be"
+    return problem_response(ProblemError(409, "changed_meanwhile", text))
 
 
 def _describe(app: FastAPI) -> None:
