@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -139,7 +140,9 @@ def export_model(source: Path, target: Path) -> None:
         raise StoreError(f"cannot use the checkpoint {source}: {error}") from error
     model = {n: tensor for n, tensor in tensors.items() if not n.startswith(STATE_PREFIX)}
     metadata.pop("snapshot", None)
-    _write_whole(target, save(model, metadata))
+    # Several may be exporting it at once.
+    temporary = target.with_name(f"{target.stem}-{secrets.token_hex(4)}.tmp")
+    _write_whole(target, save(model, metadata), temporary)
 
 
 def checkpoint_path(directory: Path, version: int) -> Path:
@@ -192,11 +195,10 @@ def write_model(
         "digest": checkpoint.digest(),
     }
     tensors = layout.unflatten(checkpoint.vector, checkpoint.integers) | dict(extra or {})
-    _write_whole(path, save(tensors, metadata))
+    _write_whole(path, save(tensors, metadata), path.with_suffix(".tmp"))
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    temporary = path.with_suffix(".tmp")
+def _write_whole(path: Path, content: bytes, temporary: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:

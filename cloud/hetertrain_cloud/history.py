@@ -139,7 +139,10 @@ def write_outcome(directory: Path, state: str, reason: str) -> None:
     path = directory / OUTCOME_FILE
     with store_errors(f"write {path}"):
         temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"state": state, "reason": reason}), encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump({"state": state, "reason": reason}, file)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.rename(path)
 
 

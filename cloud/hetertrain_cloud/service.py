@@ -72,6 +72,7 @@ class AggregatorService:
     def __init__(self, settings: AggregatorSettings) -> None:
         topics.check_name("job", settings.job)
         self._owner = own_directory(settings.directory)
+        (settings.directory / OUTCOME_FILE).unlink(missing_ok=True)  # It goes on.
         self._settings = settings
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(job=settings.job)
@@ -100,7 +101,6 @@ class AggregatorService:
         )
         self._driver = self._build_driver(Checkpoint(0, *self._layout.flatten(tensors)))
         whole_lines(settings.directory / METRICS_FILE)
-        (settings.directory / OUTCOME_FILE).unlink(missing_ok=True)
         self._status_at = 0.0
 
     def _build_driver(self, initial: Checkpoint) -> JobDriver:

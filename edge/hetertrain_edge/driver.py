@@ -92,6 +92,8 @@ class GatewayDriver:
         self._node = uplink.state.node
         self._north = north
         self._relays_orders = relays_orders
+        self._order: bytes | None = None
+        """The newest order of an operator, as it came."""
         self._log = log
         self._inbox = Inbox(directory / "inbox.db")
         self._outbox = Outbox(directory / "outbox.db", first_seq)
@@ -157,6 +159,9 @@ class GatewayDriver:
             StoreError: a store cannot be written; nothing was acknowledged.
         """
         match side, event:
+            case "south", mqtt.Connected():
+                self.cell.take(event, now)
+                self._relay_order()
             case "south", _:
                 self.cell.take(event, now)
             case _, mqtt.Received(topic, frame):
@@ -201,15 +206,20 @@ class GatewayDriver:
                 self._step(Pulled(), now)
             case JobOrdered(state, frame):
                 self._log.info("job_ordered", state=state)
-                if self._relays_orders:
-                    topic = topics.order(self.uplink.state.job)
-                    self.cell.link.publish((Outgoing(topic, frame, retain=True),))
+                self._order = frame
+                self._relay_order()
             case TierChanged(tier):
                 self._log.info("tier_changed", tier=tier.name)
             case Settled(verdict, _):
                 self._step(PartialSettled(verdict), now)
             case FrameRefused(reason, detail):
                 self.cell.refuse(reason, detail)
+
+    def _relay_order(self) -> None:
+        """Pass the newest order on; a cell's broker that started again has forgotten it."""
+        if self._relays_orders and self._order is not None:
+            topic = topics.order(self.uplink.state.job)
+            self.cell.link.publish((Outgoing(topic, self._order, retain=True),))
 
     def _take_model(self, model: ModelReceived, now: float) -> None:
         """Learn a version, and pass it on to the cell."""

@@ -13,6 +13,7 @@ import schemathesis
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from cryptography import x509
+from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import SearchStrategy
 from safetensors.numpy import load
@@ -167,6 +168,33 @@ def test_a_token_has_no_more_rights_than_its_owner_and_ends_when_revoked(bench: 
     assert code(narrow.get("/api/v1/nodes")) == "credential_invalid"
 
 
+def test_a_token_outlives_what_it_was_made_with_in_no_way(bench: Bench) -> None:
+    admin = bench.client("admin")
+    body = {"label": "prometheus", "scopes": ["metrics:read"], "days": 366}
+
+    def client(made: dict[str, Any]) -> TestClient:
+        child = bench.client(None)
+        child.headers["Authorization"] = f"Bearer {made['secret']}"
+        return child
+
+    first = admin.post("/api/v1/tokens", json=body | {"days": 1}).json()
+    thief = client(first)
+    second = thief.post("/api/v1/tokens", json=body).json()
+    others = admin.get("/api/v1/tokens").json()["items"][0]["id"]
+
+    assert second["token"]["expires_at"] == first["token"]["expires_at"]
+    assert code(thief.delete(f"/api/v1/tokens/{others}")) == "token_unknown"
+    admin.delete(f"/api/v1/tokens/{first['token']['id']}")
+    assert code(client(second).get("/metrics")) == "credential_invalid"
+
+
+def test_a_new_password_ends_sessions_and_tokens(bench: Bench) -> None:
+    viewer, admin = bench.client("viewer"), bench.client("admin")
+    change = {"password": "another long password"}
+    admin.patch("/api/v1/users/a-viewer", json=change, headers={"If-Match": "*"})
+    assert code(viewer.get("/api/v1/nodes")) == "credential_invalid"
+
+
 def test_the_last_admin_cannot_be_taken_away(bench: Bench) -> None:
     admin = bench.client("admin")
     last = admin.patch("/api/v1/users/a-admin", json={"role": "viewer"}, headers={"If-Match": "*"})
@@ -288,6 +316,18 @@ def test_a_revoked_node_has_no_rights_and_its_certificates_are_on_the_list(bench
     assert "car-1" not in bench.plane.rights()
     again = bench.enrol(client, "car-1", node="car-1")
     assert again["state"] == "active"
+
+
+def test_a_stolen_key_gets_no_rights_back_with_its_nodes_name(bench: Bench) -> None:
+    client = bench.client()
+    bench.enrol(client, "car-1")
+    client.post("/api/v1/nodes/car-1/revoke")
+    claim = bench.claim(client, node="car-1", hours=2000)
+    body = {"claim": claim, "request": bench.request("car-1", key="new device")}
+
+    assert code(client.post("/api/v1/enrolments", json=body)) == "old_certificate_valid"
+    bench.clock.move(days=31)
+    assert client.post("/api/v1/enrolments", json=body).status_code == 200
 
 
 def test_the_authoritys_key_is_encrypted_and_survives_a_restart(

@@ -17,8 +17,10 @@ from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.wire.uplink import Outgoing
 from hetertrain_lab.transfer_bench import run_transfer
 from tests.integration.mosquitto import Mosquitto
+from tests.integration.mute_broker import MuteBroker
 from tests.integration.pair import Pair
 from tests.integration.proxy import ShapingProxy
+from tests.integration.waiting import wait_until
 from tests.integration.websocket_proxy import WebSocketProxy
 
 pytestmark = pytest.mark.broker
@@ -178,3 +180,18 @@ def test_topics_that_are_wanted_and_given_up_at_once_are_not_subscribed_to(
         connection.stop()
 
     assert sorted(received) == ["a", "c"]
+
+
+def test_a_broker_that_acknowledges_nothing_for_a_while_loses_no_frame_and_stalls_nobody() -> None:
+    broker = MuteBroker(num_mute=4)
+    broker.start()
+    endpoint = mqtt.Endpoint(host="127.0.0.1", port=broker.port, client_id="node")
+    connection = mqtt.Connection(endpoint, ("topic",), lambda _: None)
+    frames = {f"frame {number}".encode() for number in range(400)}
+    connection.start()
+    try:
+        connection.publish(tuple(Outgoing("up", frame, token=1) for frame in sorted(frames)))
+        wait_until(lambda: broker.seen >= frames, "all frames")
+    finally:
+        connection.stop()
+    assert broker.num_connections > 4

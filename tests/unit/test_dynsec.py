@@ -79,11 +79,11 @@ def test_rights_become_what_they_should_be_from_any_drift() -> None:
 
 def test_who_is_revoked_during_a_reconciliation_stays_revoked() -> None:
     plugin = Plugin()
-    plugin.security.apply("car-1", CAR)
+    plugin.security.apply("car-1", lambda: CAR)
 
     def read() -> dict[str, Rights]:
         stale = {"car-1": CAR, "car-2": CAR}
-        plugin.security.apply("car-1", None)
+        plugin.security.apply("car-1", lambda: None)
         return stale
 
     plugin.security.reconcile(read)

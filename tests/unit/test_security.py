@@ -48,6 +48,10 @@ def test_a_signature_counts_for_the_name_in_a_certificate_of_the_fleets_authorit
     assert not verifier.check("aggregator", b"data", *forged)
     assert not verifier.check("aggregator", b"data", b"", b"")
     assert not verifier.check("aggregator", b"data", good[0], b"no certificate")
+    # A version that there is not: the parser's error is none of the usual ones.
+    strange = good[1].replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x09", 1)
+    assert strange != good[1]
+    assert not verifier.check("aggregator", b"data", good[0], strange)
 
 
 def test_a_renewed_certificate_is_shown_with_the_next_signature(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ class Agent:
         self._failures = 0
         """How many trainers failed in a row."""
         self._ready_at = 0.0
-        self._restart_at = math.inf
+        self._restart_at = self._ready_by = math.inf
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(node=settings.node)
 
@@ -176,6 +176,7 @@ class Agent:
     def _start_trainer(self) -> None:
         self._life += 1
         self._restart_at = math.inf
+        self._ready_by = time.monotonic() + TRAINER_SECONDS_MAX
         self._pipe = self._trainers.start()
         threading.Thread(
             target=self._read_pipe, args=(self._pipe, self._life), name="trainer-pipe", daemon=True
@@ -185,7 +186,7 @@ class Agent:
         event = self._mailbox.take(time.monotonic() + TRAINER_SECONDS_MAX)
         match event:
             case Said(event=TrainerReady() as ready):
-                self._ready_at = time.monotonic()
+                self._ready_at, self._ready_by = time.monotonic(), math.inf
                 return ready
             case Stop():
                 return None
@@ -248,7 +249,8 @@ class Agent:
 
     def _serve(self) -> None:
         while True:
-            event = self._mailbox.take(min(self._driver.wakes_at, self._restart_at))
+            wakes_at = min(self._driver.wakes_at, self._restart_at, self._ready_by)
+            event = self._mailbox.take(wakes_at)
             now = time.monotonic()
             match event:
                 case Stop():
@@ -262,6 +264,8 @@ class Agent:
                     self._driver.take(event, now)
             if now >= self._restart_at:
                 self._start_trainer()
+            elif now >= self._ready_by:
+                self._lose_trainer(f"not ready within {TRAINER_SECONDS_MAX:g} s", now)
             self._driver.tick(now)
 
     def _hear(self, said: TrainerReady | TrainFailed | Trained | TrainerEnded, now: float) -> None:
@@ -270,7 +274,7 @@ class Agent:
             case Trained():
                 self._driver.trained(said, now)
             case TrainerReady():
-                self._ready_at = now
+                self._ready_at, self._ready_by = now, math.inf
                 self._driver.trainer_replaced(now)
             case TrainFailed(error=error, message=message, peak_mib=peak):
                 self._lose_trainer(f"{error}: {message} (peak {peak} MiB)", now)
@@ -278,6 +282,7 @@ class Agent:
                 self._lose_trainer(self._trainers.ending(), now)
 
     def _lose_trainer(self, reason: str, now: float) -> None:
+        self._ready_by = math.inf
         self._life += 1  # What the old one may still say is no longer of interest.
         self._pipe.close()
         has_lived = now - self._ready_at > SETTLED_SECONDS

@@ -39,8 +39,9 @@ class BrokerAccess(Protocol):
             TransportError: the broker cannot be reached or refuses.
         """
 
-    def apply(self, user: str, rights: Rights | None) -> None:
-        """Bring one user's rules up to date; None: disconnect it and take all rights.
+    def apply(self, user: str, read: Callable[[], Rights | None]) -> None:
+        """Bring one user's rules up to date with what ``read`` returns when its turn comes; None:
+        disconnect it and take all rights.
 
         Raises:
             TransportError: the broker cannot be reached or refuses.

@@ -91,12 +91,13 @@ def _server(url: URL) -> Engine:
         pool_pre_ping=True,
         pool_timeout=LOCK_SECONDS,
         connect_args=arguments,
+        hide_parameters=True,  # Errors are logged; what was to be stored may be secret.
     )
 
 
 def _sqlite(url: URL) -> Engine:
     arguments = {"timeout": LOCK_SECONDS, "check_same_thread": False}
-    engine = create_engine(url, connect_args=arguments)
+    engine = create_engine(url, connect_args=arguments, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _record: Any) -> None:

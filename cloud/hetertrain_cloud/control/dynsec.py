@@ -86,23 +86,28 @@ class DynamicSecurity:
                         self._ask(commands)
             return len(changes)
 
-    def apply(self, user: str, rights: Rights | None) -> None:
+    def apply(self, user: str, read: Callable[[], Rights | None]) -> None:
         """See ``BrokerAccess``."""
-        with self._turn:
-            self._applied.add(user)
-            # To ask for what is not there fails, and that is an answer.
-            (has_user,) = self._ask([{"command": "getClient", "username": user}], may_fail=True)
-            (has_role,) = self._ask(
-                [{"command": "getRole", "rolename": _role(user)}], may_fail=True
-            )
-            is_user, is_role = "error" not in has_user, "error" not in has_role
-            if rights is None:
-                commands = self._without(user, has_role=is_role) if is_user else []
-            else:
-                roles = _roles(has_user["data"]["client"]) if is_user else None
-                commands = _with(user, _wanted_acls(rights), is_role, roles)
-            if commands:
-                self._ask(commands)
+        if not self._turn.acquire(timeout=ANSWER_SECONDS):
+            raise TransportError("the broker's dynamic security is busy: try again")
+        try:
+            self._apply(user, read())
+        finally:
+            self._turn.release()
+
+    def _apply(self, user: str, rights: Rights | None) -> None:
+        self._applied.add(user)
+        # To ask for what is not there fails, and that is an answer.
+        (has_user,) = self._ask([{"command": "getClient", "username": user}], may_fail=True)
+        (has_role,) = self._ask([{"command": "getRole", "rolename": _role(user)}], may_fail=True)
+        is_user, is_role = "error" not in has_user, "error" not in has_role
+        if rights is None:
+            commands = self._without(user, has_role=is_role) if is_user else []
+        else:
+            roles = _roles(has_user["data"]["client"]) if is_user else None
+            commands = _with(user, _wanted_acls(rights), is_role, roles)
+        if commands:
+            self._ask(commands)
 
     def _without(self, user: str, *, has_role: bool) -> list[Command]:
         commands: list[Command] = [{"command": "deleteClient", "username": user}]

@@ -135,6 +135,8 @@ def request(
             "node_exists",
             f"there is a node {name} already: choose another name, or have a claim made for it",
         )
+    if node is not None:
+        _check_old_certificates(transaction, node, digest, now)
     claim.uses += 1
     before = None if node is None else shown(node)
     if node is not None:
@@ -311,6 +313,24 @@ def _check_claim(claim: Claim, name: str, now: datetime.datetime) -> None:
         if applies:
             text = code.removeprefix("claim_").replace("_", " ")
             raise ProblemError(403, code, f"the claim is {text}: have another one made")
+
+
+def _check_old_certificates(
+    transaction: Transaction, node: Node, public_key: str, now: datetime.datetime
+) -> None:
+    """A broker knows a node by its name: while a stolen key has a certificate that is valid, the
+    name must not be given rights again, unless it is the same key.
+    """
+    if node.state != "revoked" or node.public_key == public_key:
+        return
+    query = select(Certificate.expires_at).where(Certificate.node == node.name)
+    expires_at = max(transaction.scalars(query), default=now)
+    if expires_at > now:
+        raise conflict(
+            "old_certificate_valid",
+            f"{node.name} was revoked, and its old certificate is valid until {expires_at:%F}: "
+            "enrol the new device by another name, or wait",
+        )
 
 
 def _certify(

@@ -42,7 +42,8 @@ def model_file(directory: Path, version: int, *, is_promoted: bool = False) -> P
             export_model(source, target)
         except StoreError as error:
             raise not_found("version", f"{version} with a model that can be read") from error
-        for old in kept_versions(directory / "exports")[:-EXPORTS_KEPT]:
+        others = [v for v in kept_versions(directory / "exports") if v != version]
+        for old in others[:-EXPORTS_KEPT]:
             checkpoint_path(directory / "exports", old).unlink(missing_ok=True)
     return target
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from argon2 import PasswordHasher
 from argon2.exceptions import VerificationError, VerifyMismatchError
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session as Transaction
 
 from hetertrain_cloud.control.problems import ProblemError, conflict, not_found
-from hetertrain_cloud.control.tables import Session, Token, User
+from hetertrain_cloud.control.tables import AuditHead, Session, Token, User
 from hetertrain_cloud.control.trail import write_entry
 
 _READ = frozenset(f"{kind}:read" for kind in ("nodes", "claims", "jobs", "versions", "metrics"))
@@ -46,6 +46,10 @@ class Principal:
 
     name: str
     rights: frozenset[str]
+    token: str | None = None
+    """Set: the API token that the request is made with."""
+    expires_at: datetime.datetime | None = None
+    """When that token does."""
     csrf_token: str | None = None
     """What a request by cookie must repeat in its head, to change anything."""
 
@@ -118,11 +122,14 @@ def change_user(
     actor: str,
     now: datetime.datetime,
 ) -> None:
-    """Change what is given; whoever loses the account or gets a new password is logged out.
+    """Change what is given; whoever loses the account or gets a new password is logged out, and
+    all tokens of theirs are revoked.
 
     Raises:
         ProblemError: 409, it is the last active admin.
     """
+    # One at a time, or two admins could take each other's role away at one moment.
+    transaction.scalars(select(AuditHead).with_for_update()).one()
     before = shown(user)
     if role is not None:
         user.role = role
@@ -138,6 +145,8 @@ def change_user(
         raise conflict("last_admin", "make another user an admin first: this is the last one")
     if password is not None or not user.is_active:
         transaction.execute(delete(Session).where(Session.user == user.name))
+        own = select(Token.id).where(Token.user == user.name)
+        _revoke_all(transaction, list(transaction.scalars(own)), now)
     write_entry(
         transaction,
         "user_changed",
@@ -212,7 +221,7 @@ def by_session(transaction: Transaction, secret: str, now: datetime.datetime) ->
     user = transaction.get(User, session.user)
     if user is None or not user.is_active:
         return None
-    return Principal(user.name, ROLES[user.role], session.csrf_token)
+    return Principal(user.name, ROLES[user.role], csrf_token=session.csrf_token)
 
 
 def by_token(transaction: Transaction, text: str, now: datetime.datetime) -> Principal | None:
@@ -227,7 +236,8 @@ def by_token(transaction: Transaction, text: str, now: datetime.datetime) -> Pri
         return None
     if now >= token.expires_at:
         return None
-    return Principal(user.name, ROLES[user.role] & frozenset(token.scopes))
+    rights = ROLES[user.role] & frozenset(token.scopes)
+    return Principal(user.name, rights, token.id, token.expires_at)
 
 
 def create_token(
@@ -239,15 +249,19 @@ def create_token(
     expires_at: datetime.datetime,
     now: datetime.datetime,
 ) -> tuple[Token, str]:
-    """Make an API token; return it and its text, which is shown this once.
+    """Make an API token; return it and its text, which is shown this once. One that is made with
+    another outlives it in no way: it expires with it, and is revoked with it.
 
     Raises:
         ProblemError: 403, it would have rights that its owner has not.
     """
     for scope in sorted(scopes):
         owner.require(scope)
+    if owner.expires_at is not None:
+        expires_at = min(expires_at, owner.expires_at)
     secret = secrets.token_urlsafe(32)
     token = Token(
+        parent=owner.token,
         id=secrets.token_hex(8),
         digest=digest_of(secret),
         user=owner.name,
@@ -271,17 +285,21 @@ def create_token(
 def revoke_token(
     transaction: Transaction, owner: Principal, identifier: str, now: datetime.datetime
 ) -> None:
-    """Revoke a token of one's own; an admin, anybody's.
+    """Revoke a token, and all that were made with it: one's own, an admin anybody's. A token may
+    revoke itself, and what was made with it.
 
     Raises:
         ProblemError: 404.
     """
     token = transaction.get(Token, identifier)
-    if token is None or (token.user != owner.name and "users:write" not in owner.rights):
+    is_own = token is not None and token.user == owner.name
+    if owner.token is not None:
+        is_own = is_own and token is not None and owner.token in (token.id, token.parent)
+    if token is None or not (is_own or "users:write" in owner.rights):
         raise not_found("token", identifier)
     if token.revoked_at is not None:
         return
-    token.revoked_at = now
+    _revoke_all(transaction, [token.id], now)
     write_entry(
         transaction,
         "token_revoked",
@@ -290,6 +308,15 @@ def revoke_token(
         now=now,
         before={"label": token.label},
     )
+
+
+def _revoke_all(transaction: Transaction, identifiers: list[str], now: datetime.datetime) -> None:
+    """Revoke tokens, what was made with them, and so on."""
+    while identifiers:
+        chosen = Token.id.in_(identifiers) & Token.revoked_at.is_(None)
+        transaction.execute(update(Token).where(chosen).values(revoked_at=now))
+        made = select(Token.id).where(Token.parent.in_(identifiers), Token.revoked_at.is_(None))
+        identifiers = list(transaction.scalars(made))
 
 
 def _is_password(password_hash: str, password: str) -> bool:

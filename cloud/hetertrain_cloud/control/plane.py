@@ -93,18 +93,24 @@ class ControlPlane:
         """
         if self.access is None:
             return
-        rights = None
-        if node.state == "active":
-            with self.database.read() as transaction:
-                jobs = job_rules.jobs_of(node, list(transaction.scalars(select(Job))))
-            rights = self.rights_of(node, jobs)
         try:
-            self.access.apply(node.name, rights)
+            if self.live.broker_error:
+                raise TransportError(self.live.broker_error)
+            self.access.apply(node.name, lambda: self._rights_now(node.name))
         except TransportError as error:
             self.access_changed.set()
             raise ProblemError(
                 503, "broker_unreachable", f"ask again: the broker cannot be told: {error}", 5
             ) from error
+
+    def _rights_now(self, name: str) -> Rights | None:
+        """Return what a node may do as the database has it by now; None: nothing."""
+        with self.database.read() as transaction:
+            node = transaction.get(Node, name)
+            if node is None or node.state != "active":
+                return None
+            jobs = job_rules.jobs_of(node, list(transaction.scalars(select(Job))))
+        return self.rights_of(node, jobs)
 
     def rights(self) -> dict[str, Rights]:
         """Return what everybody may do at the broker."""

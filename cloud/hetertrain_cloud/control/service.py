@@ -54,6 +54,7 @@ class ControlService:
         self._settings = settings
         self._log = get_logger(part="control")
         self._stopping = threading.Event()
+        self._exit_code = 0
         self._mailbox: Mailbox[mqtt.Event] = Mailbox()
         self._live = LiveFleet()
         self._database = settings.open_database()
@@ -93,7 +94,7 @@ class ControlService:
         self._offer_bootstrap()
         server = self._server()
         threads = [
-            threading.Thread(target=self._watch, name="watch", daemon=True),
+            threading.Thread(target=self._watch, args=(server,), name="watch", daemon=True),
             threading.Thread(target=self._keep_up, args=(server,), name="upkeep", daemon=True),
         ]
         self._connection.start()
@@ -110,7 +111,7 @@ class ControlService:
             for thread in threads:
                 thread.join(SHUTDOWN_SECONDS)
             self._database.close()
-        return 0
+        return self._exit_code
 
     def _server(self) -> uvicorn.Server:
         settings = self._settings
@@ -144,8 +145,18 @@ class ControlService:
             write_private(path, secrets.token_urlsafe(32).encode())
         self._log.warning("no_admin_yet", bootstrap_file=str(path))
 
-    def _watch(self) -> None:
-        """Take what comes from the broker."""
+    def _watch(self, server: uvicorn.Server) -> None:
+        """Take what comes from the broker; where that ends for good, end the process, so that its
+        supervisor starts another.
+        """
+        try:
+            self._take_all()
+        except Exception as error:  # whatever it was, a control plane without a broker is of no use
+            self._log.error("broker_lost", error=repr(error))
+            self._exit_code = TransportError.exit_code
+            server.should_exit = True
+
+    def _take_all(self) -> None:
         while True:
             match self._mailbox.take(time.monotonic() + UPKEEP_SECONDS):
                 case Stop():
@@ -157,9 +168,11 @@ class ControlService:
                     self._announced.clear()
                     self.plane.access_changed.set()
                     self._log.info("broker_connected")
-                case mqtt.Disconnected(reason):
+                case mqtt.Disconnected(reason, is_final):
                     self._live.broker_error = reason
                     self._log.warning("broker_disconnected", reason=reason)
+                    if is_final:
+                        raise TransportError(reason)
                 case mqtt.Denied(what, reason):
                     self._log.error("access_denied", what=what, reason=reason)
                 case _:
@@ -245,7 +258,9 @@ class ControlService:
 def run_control(settings: CloudSettings) -> None:
     """Be the control plane."""
     try:
-        ControlService(settings).run()
+        exit_code = ControlService(settings).run()
     except HetertrainError as error:
         get_logger(part="control").error("control_failed", code=error.code, error=str(error))
         raise SystemExit(error.exit_code) from error
+    if exit_code:
+        raise SystemExit(exit_code)

@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import select
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import SQLAlchemyError
 
 from hetertrain.errors import HetertrainError, SettingsError
 from hetertrain.logging import configure, get_logger
@@ -29,10 +30,10 @@ from hetertrain_cloud.control.authority import CERTIFICATE_FILE, Authority
 from hetertrain_cloud.control.credentials import write_own
 from hetertrain_cloud.control.jobs import JobSpecification
 from hetertrain_cloud.control.models import order_rollback
-from hetertrain_cloud.control.problems import ProblemError
 from hetertrain_cloud.control.service import now, run_control
 from hetertrain_cloud.control.settings import CloudSettings
 from hetertrain_cloud.control.tables import Job
+from hetertrain_cloud.control.trail import write_entry
 from hetertrain_cloud.history import read_outcome
 
 LOOK_SECONDS = 0.5
@@ -108,10 +109,14 @@ class Supervisor:
         try:
             with self._database.read() as transaction:
                 jobs = list(transaction.scalars(select(Job)))
-            for job in jobs:
+        except SQLAlchemyError as error:
+            self._log.error("database_unavailable", error=type(error).__name__)
+            return
+        for job in jobs:
+            try:
                 self._look_at(job, moment)
-        except OperationalError as error:
-            self._log.error("database_unavailable", error=str(error.orig))
+            except Exception as error:  # one job must not end the others
+                self._log.error("job_not_supervised", job=job.name, error=repr(error))
 
     def _look_at(self, job: Job, moment: float) -> None:
         name = _child(job.name)
@@ -136,8 +141,8 @@ class Supervisor:
     def _keep_job(self, job: Job, name: str, moment: float) -> None:
         try:
             settings = self._aggregator_settings(job)
-        except SettingsError as error:
-            self._note(job, "failed", str(error))
+        except (SettingsError, ValidationError) as error:
+            self._note(job, "failed", f"its options cannot be used: {error}")
             return
         failure = self._keep(name, moment, run_aggregator, settings)
         if failure is not None:
@@ -214,16 +219,23 @@ class Supervisor:
 
     def _roll_back(self, job: Job) -> None:
         assert job.rollback_to is not None, "it was ordered"
-        reason = ""
+        failure = None
         try:
             order_rollback(self._settings.jobs_directory / job.name, job.rollback_to)
-        except (ProblemError, HetertrainError) as error:
-            reason = f"the rollback to {job.rollback_to} failed: {error}"
+        except HetertrainError as error:
+            failure = {"rollback_to": job.rollback_to, "reason": str(error)}
             self._log.error("rollback_failed", job=job.name, error=str(error))
         with self._database.begin() as transaction:
             row = transaction.get(Job, job.name, with_for_update=True)
-            if row is not None:
-                row.rollback_to, row.reason = None, reason
+            # Another order may have come meanwhile: it stands.
+            if row is not None and row.rollback_to == job.rollback_to:
+                row.rollback_to = None
+            if failure is not None:
+                thing = ("job", job.name)
+                action = "version_rollback_failed"
+                write_entry(
+                    transaction, action, thing, actor="supervisor", now=now(), after=failure
+                )
 
     def _note(self, job: Job, state: str, reason: str, restarts: int | None = None) -> None:
         """Write down what is so, where it is news."""

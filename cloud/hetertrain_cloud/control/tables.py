@@ -81,6 +81,8 @@ class Token(Table):
     __tablename__ = "api_token"
 
     id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    parent: Mapped[str | None] = mapped_column(String(16), index=True)
+    """The token that it was made with."""
     digest: Mapped[str] = mapped_column(_DIGEST)
     user: Mapped[str] = mapped_column(ForeignKey("user_account.name"), index=True)
     label: Mapped[str] = mapped_column(String(128))

@@ -367,6 +367,12 @@ class Connection(threading.Thread):
                 item = self._queue.popleft()
                 self._queue_bytes -= len(item.frame)
             info = self._client.publish(item.topic, item.frame, qos=1, retain=item.retain)
+            if info.rc == paho.MQTT_ERR_QUEUE_SIZE:
+                # It is full of what earlier connections left unacknowledged, and sends that first.
+                with self._lock:
+                    self._queue.appendleft(item)
+                    self._queue_bytes += len(item.frame)
+                return
             self._tokens[info.mid] = item.token
             size = len(item.frame) + len(item.topic) + FRAME_OVERHEAD_BYTES
             self._up.take(size, now)

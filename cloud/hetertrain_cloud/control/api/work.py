@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path as FilePath
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
@@ -329,9 +330,7 @@ def download_model(
 ) -> FileResponse:
     """Download a version's model as safetensors."""
     caller.require("versions:read")
-    with plane.database.read() as transaction:
-        _find(transaction, name)
-    path = model_file(plane.jobs_directory / name, version)
+    path = _require_model(plane, name, version)
     return FileResponse(path, media_type="application/octet-stream", filename=f"{name}-{path.name}")
 
 
@@ -345,9 +344,8 @@ def promote_version(
 ) -> JobShown:
     """Keep a version's model for good."""
     caller.require("versions:write")
+    _require_model(plane, name, version, is_promoted=True)
     with plane.database.begin() as transaction:
-        rules.find(transaction, name)
-        model_file(plane.jobs_directory / name, version, is_promoted=True)
         job = rules.promote(transaction, name, version, caller.name, plane.now())
         return _job(plane, transaction, job)
 
@@ -360,11 +358,19 @@ def promote_version(
 def roll_back(name: JobName, version: VersionNumber, caller: Caller, plane: Plane) -> JobShown:
     """Go on from an older version: its model becomes the job's next version, in a new lineage."""
     caller.require("versions:write")
+    _require_model(plane, name, version)
     with plane.database.begin() as transaction:
-        rules.find(transaction, name)
-        model_file(plane.jobs_directory / name, version)
         job = rules.roll_back(transaction, name, version, caller.name, plane.now())
         return _job(plane, transaction, job)
+
+
+def _require_model(
+    plane: ControlPlane, name: str, version: int, *, is_promoted: bool = False
+) -> FilePath:
+    """Return a version's model; writing it takes a while, so no transaction is open meanwhile."""
+    with plane.database.read() as transaction:
+        _find(transaction, name)
+    return model_file(plane.jobs_directory / name, version, is_promoted=is_promoted)
 
 
 def _find(transaction: Transaction, name: str) -> Job:

@@ -111,6 +111,7 @@ def upgrade() -> None:
     op.create_table(
         "api_token",
         sa.Column("id", sa.String(length=16), nullable=False),
+        sa.Column("parent", sa.String(length=16), nullable=True),
         sa.Column("digest", sa.String(length=64), nullable=False),
         sa.Column("user", sa.String(length=64), nullable=False),
         sa.Column("label", sa.String(length=128), nullable=False),
@@ -124,6 +125,7 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id"),
     )
+    op.create_index("ix_api_token_parent", "api_token", ["parent"], unique=False)
     op.create_index("ix_api_token_user", "api_token", ["user"], unique=False)
 
     op.create_table(
