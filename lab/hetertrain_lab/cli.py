@@ -291,6 +291,17 @@ def _bench_control(arguments: argparse.Namespace, output: Path) -> dict[str, Any
     return asdict(measure) | {"slowest_median_ms": max(p.median_ms for p in measure.pages)}
 
 
+def _bench_agent(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
+    from hetertrain_lab.agent_bench import agent_rows, run_agent
+    from hetertrain_lab.progress import track
+
+    output.mkdir(parents=True, exist_ok=True)
+    with track("agent", 1.0) as on_progress:
+        measure = run_agent(output, is_quick=arguments.quick, on_progress=on_progress)
+    _show(arguments, agent_rows(measure))
+    return asdict(measure)
+
+
 BENCHES: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "speedup": _bench_speedup,
     "fidelity": _bench_fidelity,
@@ -299,6 +310,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "aggregate": _bench_aggregate,
     "transfer": _bench_transfer,
     "control": _bench_control,
+    "agent": _bench_agent,
 }
 """Benchmarks by name; each returns its results and shows them, unless JSON is asked for."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from hetertrain import codec
 from hetertrain.core.gate import Outcome, Verdict
@@ -12,12 +14,13 @@ from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS
 from hetertrain.core.tiers import TIERS
 from hetertrain.core.update import Update
 from hetertrain.core.worker import Trained, TrainOrder, Worker
+from hetertrain.errors import LayoutError
 from hetertrain.logging import silent_logger
 from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, unpack_update, verdict_message
-from hetertrain.wire.frames import Begin, JobOrder, NodeState, pack, unpack
+from hetertrain.wire.frames import Begin, JobOrder, NodeState, TrainerReady, pack, unpack
 from hetertrain.wire.uplink import ModelReceived, Outgoing, Uplink
 from hetertrain_vehicle.driver import VehicleDriver
 from tests.builders import LAYOUT
@@ -52,12 +55,17 @@ class Wire:
         self.interrupts += 1
 
 
-def at_work(directory: Path, wire: Wire) -> tuple[VehicleDriver, Outbox]:
+def at_work(
+    directory: Path, wire: Wire, *, has_trainer: bool = True
+) -> tuple[VehicleDriver, Outbox]:
     """Return a vehicle that holds the first version and trains."""
     outbox, tier = Outbox(directory / "outbox.db", first_seq=1), TIERS["t3"]
     state = NodeState(node="n0", job="job", cell="cloud", tier="t3", role="vehicle", is_online=True)
     worker = Worker("n0", TERMS.policy, tier, examples=100, layout=LAYOUT, next_seq=1)
     driver = VehicleDriver(worker, Uplink(state, tier), outbox, wire, wire, silent_logger())
+    if not has_trainer:
+        driver.await_trainer()
+        driver.report()
     driver.take(mqtt.Connected(), 0.0)
     driver.hold(ModelReceived(0, np.zeros(SIZE, np.float32), NONE, None, TERMS), 0.0)
     return driver, outbox
@@ -85,6 +93,25 @@ def test_a_vehicle_rests_and_goes_on_from_there_as_an_operator_orders(tmp_path: 
     start = wire.orders[-1].start
     assert start is not None
     np.testing.assert_array_equal(start[0], local)
+
+
+def test_a_vehicle_is_there_before_its_trainer_and_trains_when_that_is_ready(
+    tmp_path: Path,
+) -> None:
+    wire = Wire()
+    driver, _ = at_work(tmp_path, wire, has_trainer=False)
+    assert wire.orders == []
+    beats = [unpack(sent.frame)[0] for sent in wire.sent if sent.topic == topics.state("n0")]
+    assert (beats[-1].doing, beats[-1].active) == ("loading", 0)
+
+    ready = TrainerReady(examples=7, layout=LAYOUT, size=SIZE, label="bus")
+    with pytest.raises(LayoutError):
+        driver.introduce(replace(ready, layout="another task's"))
+    driver.introduce(ready)
+    driver.trainer_replaced(1.0)
+    assert len(wire.orders) == 1
+    beats = [unpack(sent.frame)[0] for sent in wire.sent if sent.topic == topics.state("n0")]
+    assert (beats[-1].doing, beats[-1].active, beats[-1].label) == ("training", 1, "bus")
 
 
 def test_a_failed_trainer_is_told_of_at_once_and_the_next_goes_on_from_there(

@@ -146,6 +146,8 @@ class Agent:
         """How many trainers there were."""
         self._failures = 0
         """How many trainers failed in a row."""
+        self._is_loaded = False
+        """Whether a trainer was ready once: the task is well."""
         self._ready_at = 0.0
         self._restart_at = self._ready_by = math.inf
         self._mailbox: Mailbox[Input] = Mailbox()
@@ -158,19 +160,12 @@ class Agent:
             TrainError: the task cannot be loaded.
         """
         self._mailbox.stop_on_signals()
-        self._start_trainer()
+        self._start()
         try:
-            ready = self._await_trainer()
-            if ready is None:
-                return 0
-            self._start(ready)
-            try:
-                self._serve()
-            finally:
-                self._end()
+            self._start_trainer()
+            self._serve()
         finally:
-            self._pipe.close()
-            self._trainers.stop()
+            self._end()
         return 0
 
     def _start_trainer(self) -> None:
@@ -182,20 +177,8 @@ class Agent:
             target=self._read_pipe, args=(self._pipe, self._life), name="trainer-pipe", daemon=True
         ).start()
 
-    def _await_trainer(self) -> TrainerReady | None:
-        event = self._mailbox.take(time.monotonic() + TRAINER_SECONDS_MAX)
-        match event:
-            case Said(event=TrainerReady() as ready):
-                self._ready_at, self._ready_by = time.monotonic(), math.inf
-                return ready
-            case Stop():
-                return None
-            case Said(event=TrainFailed(error=error, message=message)):
-                raise TrainError(f"the task cannot be loaded: {error}: {message}")
-            case _:
-                raise TrainError(f"the trainer was not ready within {TRAINER_SECONDS_MAX:g} s")
-
-    def _start(self, trainer: TrainerReady) -> None:
+    def _start(self) -> None:
+        """Connect; the trainer, which is slower, comes later."""
         settings = self._settings
         tier = TIERS[settings.tier]
         # A new outbox counts from the clock, so that a node that lost its disk uses no number
@@ -207,8 +190,8 @@ class Agent:
             node=settings.node,
             policy=SYNC_PRESETS["sap"],
             tier=tier,
-            examples=trainer.examples,
-            layout=trainer.layout,
+            examples=0,
+            layout="",
             next_seq=outbox.next_seq,
         )
         state = NodeState(
@@ -218,13 +201,11 @@ class Agent:
             tier=settings.tier,
             role="vehicle",
             is_online=True,
-            label=trainer.label,
         )
         follows_link = settings.follow_link and not settings.limit_link
         uplink = Uplink(
             state,
             tier,
-            trainer.layout,
             follows_link=follows_link,
             sign=settings.signer(),
             check=settings.verifier(),
@@ -242,10 +223,11 @@ class Agent:
         self._driver = VehicleDriver(
             worker, uplink, outbox, self._connection, TrainerPipe(self), self._log
         )
+        self._driver.await_trainer()
         self._driver.recover(time.monotonic())
         self._stop_renewer = settings.start_renewer()
         self._connection.start()
-        self._log.info("agent_started", tier=settings.tier, examples=trainer.examples)
+        self._log.info("agent_started", tier=settings.tier)
 
     def _serve(self) -> None:
         while True:
@@ -274,6 +256,10 @@ class Agent:
             case Trained():
                 self._driver.trained(said, now)
             case TrainerReady():
+                if not self._is_loaded:
+                    self._is_loaded = True
+                    self._driver.introduce(said)
+                    self._log.info("task_loaded", examples=said.examples)
                 self._ready_at, self._ready_by = now, math.inf
                 self._driver.trainer_replaced(now)
             case TrainFailed(error=error, message=message, peak_mib=peak):
@@ -282,6 +268,8 @@ class Agent:
                 self._lose_trainer(self._trainers.ending(), now)
 
     def _lose_trainer(self, reason: str, now: float) -> None:
+        if not self._is_loaded:
+            raise TrainError(f"the task cannot be loaded: {reason}")
         self._ready_by = math.inf
         self._life += 1  # What the old one may still say is no longer of interest.
         self._pipe.close()
@@ -296,6 +284,9 @@ class Agent:
         self._connection.publish((self._driver.uplink.will,))
         self._connection.stop()
         self._driver.close()
+        if self._life:
+            self._pipe.close()
+        self._trainers.stop()
         self._log.info("agent_stopped", updates=self._driver.worker.num_updates)
 
     def send(self, frame: bytes) -> None:

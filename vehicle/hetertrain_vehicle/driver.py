@@ -32,6 +32,7 @@ from hetertrain.errors import StoreError, TransportError
 from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire.contents import pack_update, unpack_update
+from hetertrain.wire.frames import TrainerReady
 from hetertrain.wire.uplink import (
     FrameRefused,
     JobOrdered,
@@ -84,8 +85,8 @@ class VehicleDriver:
         """By an operator's order."""
         self._held: TrainOrder | None = None
         """What is to be trained when the rest is over."""
-        self._failure = ""
-        """Why there is no trainer; empty: there is one."""
+        self._without: tuple[str, str] | None = None
+        """What the vehicle does and waits for while there is no trainer; None: there is one."""
 
     def recover(self, now: float) -> None:
         """Offer again what was under way when the vehicle last ended."""
@@ -136,15 +137,29 @@ class VehicleDriver:
             self._metrics, self._measured = dict(event.metrics), self._measuring
         self._step(event, now)
 
+    def await_trainer(self) -> None:
+        """There is no trainer yet: what comes before it is ready waits for it."""
+        self._without = ("loading", "the trainer, which loads the task")
+
+    def introduce(self, trainer: TrainerReady) -> None:
+        """Learn from the first trainer what its task is.
+
+        Raises:
+            LayoutError: the job's model, which came meanwhile, is another task's.
+        """
+        self.worker.examples, self.worker.layout = trainer.examples, trainer.layout
+        self.uplink.state = replace(self.uplink.state, label=trainer.label)
+        self.uplink.require_layout(trainer.layout)
+
     def trainer_failed(self, reason: str, now: float) -> None:
         """There is no trainer for a while; the aggregator is told why at once."""
-        self._failure = reason[:400]
+        self._without = ("train_failed", f"another trainer: {reason[:400]}")
         self._log.error("train_failed", reason=reason)
         self.beat(None, now)
 
     def trainer_replaced(self, now: float) -> None:
         """There is a trainer again: it goes on from what the last one reported."""
-        self._failure, self._held = "", None
+        self._without, self._held = None, None
         self._step(TrainerReplaced(), now)
         self.beat(None, now)
 
@@ -169,13 +184,14 @@ class VehicleDriver:
         """Bring the figures of the next heartbeat up to date."""
         worker = self.worker
         doing_now, waiting_for = str(worker.state), worker.waiting_for().text
-        if self._failure:
-            doing_now, waiting_for = "train_failed", f"another trainer: {self._failure}"
+        if self._without is not None:
+            doing_now, waiting_for = self._without
         elif self._rests:
             doing_now, waiting_for = "resting", "the job's start"
         self.uplink.report(
             replace(
                 self.uplink.state,
+                active=int(self._without is None and not self._rests),
                 doing=doing or doing_now,
                 waiting_for=waiting_for,
                 steps=worker.num_steps,
@@ -251,7 +267,7 @@ class VehicleDriver:
             self._apply_uplink(self.uplink.flushed(ready.flushed, now), now)
         if ready.train is not None and ready.train.measures:
             self._measuring = self.worker.version
-        if ready.train is not None and (self._rests or self._failure):
+        if ready.train is not None and (self._rests or self._without is not None):
             self._held = ready.train
         elif ready.train is not None:
             self._trainer.order(ready.train)

@@ -222,6 +222,20 @@ class Uplink:
         self._model = model
         self._digest = model_digest(model.vector, model.integers, model.terms.lineage)
 
+    def require_layout(self, layout: str) -> None:
+        """Take models of this layout only from now on.
+
+        Raises:
+            LayoutError: the one that is held has another.
+        """
+        self.layout = layout
+        if self._model is not None:
+            self._check_layout(self._model.terms.layout)
+
+    def _check_layout(self, layout: str) -> None:
+        if self.layout is not None and layout != self.layout:
+            raise LayoutError(f"the job's layout {layout} is not this task's {self.layout}")
+
     def connected(self, now: float, packet_bytes_max: int | None = None) -> UplinkReady:
         """The connection stands and the subscriptions are made."""
         self.is_connected = True
@@ -473,8 +487,7 @@ class Uplink:
     def _take_model(self, content: bytearray) -> None:
         # Its chunks were compared with the announced digest.
         head, encoded = unpack_as(ModelContent, content, is_verified=True)
-        if self.layout is not None and head.layout != self.layout:
-            raise LayoutError(f"the job's layout {head.layout} is not this task's {self.layout}")
+        self._check_layout(head.layout)
         self._check(head)
         self._check_age(head)
         if head.base and head.base != self._digest:
