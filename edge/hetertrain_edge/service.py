@@ -67,16 +67,10 @@ class EdgeService:
             active=0,
             label="gateway",
         )
-        uplink = Uplink(
-            state,
-            TIERS[settings.tier],
-            follows_link=settings.follow_link,
-            sign=settings.signer(),
-            check=settings.verifier(),
-        )
-        downlink = Downlink(
-            settings.job, settings.node, sign=settings.signer(), check=settings.verifier()
-        )
+        sign, check = settings.signer(), settings.verifier()
+        tier, follows_link = TIERS[settings.tier], settings.follow_link
+        uplink = Uplink(state, tier, follows_link=follows_link, sign=sign, check=check)
+        downlink = Downlink(settings.job, settings.node, sign=sign, check=check)
         north = settings.endpoint(settings.node)
         south = replace(
             north,

@@ -66,7 +66,7 @@ def run_enrol(arguments: argparse.Namespace) -> int:
 
     claim = arguments.claim
     if arguments.claim_file is not None:
-        claim = arguments.claim_file.read_text(encoding="ascii").strip()
+        claim = config.read_text(arguments.claim_file, "the claim").strip()
     enrolled = enrol(
         url=arguments.url,
         claim=claim,

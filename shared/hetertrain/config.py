@@ -118,6 +118,18 @@ def given(settings_class: type[Settings], flags: Mapping[str, object], file: Pat
     return Given(values, origins)
 
 
+def read_text(path: Path, what: str) -> str:
+    """Return the text of a file that somebody named.
+
+    Raises:
+        SettingsError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read {what} {path}: {error}") from error
+
+
 def flag_name(field: str) -> str:
     """Return the command-line flag of a field."""
     return "--" + field.replace("_", "-")

@@ -142,6 +142,7 @@ class Signer:
         """Return the signature (ECDSA with SHA-256, DER) of some bytes, and our certificate (DER),
         which may have been renewed meanwhile.
         """
+        # What cannot be read just now is read with a later signature; the old one is still good.
         with suppress(OSError, CredentialError):
             changed_at = self._certificate_file.stat().st_mtime_ns
             if changed_at != self._read_at:

@@ -23,17 +23,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session as Transaction
 
+from hetertrain.enrolment import CLAIM_PREFIX
 from hetertrain.errors import CredentialError
 from hetertrain.security import public_digest, read_request
 from hetertrain_cloud.control.authority import Authority
 from hetertrain_cloud.control.operators import digest_of
 from hetertrain_cloud.control.problems import ProblemError, conflict, not_found
-from hetertrain_cloud.control.tables import Certificate, Claim, Node
+from hetertrain_cloud.control.tables import NAME_PATTERN, Certificate, Claim, Node
 from hetertrain_cloud.control.trail import write_entry
 
 CERTIFICATE_DAYS = 30
-CLAIM_PREFIX = "htc"
-NODE_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 RESERVED = frozenset({"aggregator", "control", "cloud"})
 """Names that the broker's access rights give to the cloud's own parts."""
 ENROLLED = ("pending", "active")
@@ -285,7 +284,7 @@ def _read(request_pem: str) -> tuple[str, ec.EllipticCurvePublicKey]:
         name, public_key = read_request(request_pem)
     except CredentialError as error:
         raise ProblemError(422, "request_invalid", str(error)) from error
-    if not re.fullmatch(NODE_PATTERN, name) or name in RESERVED:
+    if not re.fullmatch(NAME_PATTERN, name) or name in RESERVED:
         raise ProblemError(
             422, "name_invalid", f"a node's name is 1 to 64 of A-Z a-z 0-9 . _ -, not {name!r}"
         )

@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from hetertrain.config import read_text
 from hetertrain.errors import CredentialError, SettingsError
 from hetertrain_cloud.control.printing import print_json
 
@@ -57,10 +58,7 @@ def _authority(kept: str | None) -> str | None:
     file = os.environ.get(AUTHORITY_VARIABLE)
     if file is None:
         return kept
-    try:
-        return Path(file).read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read {AUTHORITY_VARIABLE}={file}: {error}") from error
+    return read_text(Path(file), AUTHORITY_VARIABLE)
 
 
 def run_login(arguments: argparse.Namespace) -> int:
@@ -70,14 +68,14 @@ def run_login(arguments: argparse.Namespace) -> int:
 
     pem = None
     if arguments.authority_file is not None:
-        pem = arguments.authority_file.read_text(encoding="ascii")
+        pem = read_text(arguments.authority_file, "the authority's certificate")
     elif arguments.authority_fingerprint is not None:
         pem = fetch_authority(arguments.url, arguments.authority_fingerprint)
     password = read_password(arguments.password_file, "Password: ")
     with ControlClient(arguments.url, authority_pem=pem) as client:
         credentials = {"name": arguments.name, "password": password}
         if arguments.bootstrap_file is not None:
-            first = arguments.bootstrap_file.read_text(encoding="ascii").strip()
+            first = read_text(arguments.bootstrap_file, "the one-time token").strip()
             client.post("/bootstrap", credentials | {"token": first})
         session = client.ask("POST", "/sessions", body=credentials)
         csrf = {"X-CSRF-Token": session.json()["csrf_token"]}
@@ -98,7 +96,7 @@ def run_health(arguments: argparse.Namespace) -> int:
 
     pem = None
     if arguments.authority_file is not None:
-        pem = arguments.authority_file.read_text(encoding="ascii")
+        pem = read_text(arguments.authority_file, "the authority's certificate")
     with ControlClient(arguments.url, authority_pem=pem) as client:
         ready = client.ready()
     print_json(ready)
@@ -115,10 +113,7 @@ def read_password(file: Path | None, prompt: str) -> str:
     """Read a password from a file, else ask for it."""
     if file is None:
         return getpass.getpass(prompt)
-    try:
-        return file.read_text(encoding="utf-8").rstrip("\n")
-    except OSError as error:
-        raise SettingsError(f"cannot read the password file: {error}") from error
+    return read_text(file, "the password").rstrip("\n")
 
 
 def add_login_arguments(parser: argparse.ArgumentParser) -> None:

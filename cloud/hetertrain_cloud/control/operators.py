@@ -13,7 +13,7 @@ import secrets
 from dataclasses import dataclass
 
 from argon2 import PasswordHasher
-from argon2.exceptions import VerificationError, VerifyMismatchError
+from argon2.exceptions import VerificationError
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session as Transaction
 
@@ -322,5 +322,5 @@ def _revoke_all(transaction: Transaction, identifiers: list[str], now: datetime.
 def _is_password(password_hash: str, password: str) -> bool:
     try:
         return _hasher.verify(password_hash, password)
-    except (VerifyMismatchError, VerificationError):
+    except VerificationError:
         return False

@@ -81,10 +81,6 @@ class ControlPlane:
         except FileNotFoundError:
             return None
 
-    def rights_of(self, node: Node, jobs: list[str]) -> Rights:
-        """Return what a node may do at the broker."""
-        return node_rights(node.name, node.role, jobs)
-
     def update_access(self, node: Node) -> None:
         """Tell the broker what a node may do now, before anybody is told that it is done.
 
@@ -110,7 +106,7 @@ class ControlPlane:
             if node is None or node.state != "active":
                 return None
             jobs = job_rules.jobs_of(node, list(transaction.scalars(select(Job))))
-        return self.rights_of(node, jobs)
+        return node_rights(node.name, node.role, jobs)
 
     def rights(self) -> dict[str, Rights]:
         """Return what everybody may do at the broker."""
@@ -133,8 +129,8 @@ class ControlPlane:
                 query = update(Node).where(Node.name.in_(batch))
                 transaction.execute(query.values(seen_at=self.now()))
 
-    def waiting_for(self, transaction: Transaction, job: Job) -> tuple[str, str]:
-        """Say, as a code and in words, why a job does not go on right now."""
+    def waiting_for(self, job: Job, eligible: int, online: int) -> tuple[str, str]:
+        """Say, as a code and in words, why a job with this crew does not go on right now."""
         if job.wanted != "running":
             return f"job_{job.wanted}", f"the job is {job.wanted}: start it"
         if job.state not in ("running", "starting"):
@@ -144,7 +140,6 @@ class ControlPlane:
         status = self.live.job(job.name, topics.CLOUD_CELL)
         if status is None:
             return "aggregator_starting", "the aggregator has not said anything for 5 seconds"
-        eligible, online = self.crew(transaction, job)
         crew = f"{eligible} eligible nodes, {online} online"
         if not eligible:
             return "no_eligible_nodes", "no enrolled node has the labels that the job asks for"

@@ -59,7 +59,6 @@ class ControlService:
         self._live = LiveFleet()
         self._database = settings.open_database()
         self._authority = Authority(settings.authority, now(), settings.authority_passphrase_file)
-        write_own(self._authority, settings.directory / "credentials", now())
         is_mosquitto = settings.broker == "mosquitto"
         # No other process may use the name, whatever its session was: it is new each time.
         own = settings.model_copy(update=settings.credential(CONTROL))

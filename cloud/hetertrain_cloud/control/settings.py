@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
-from hetertrain.errors import SettingsError
+from hetertrain.config import read_text
 from hetertrain.service import ConnectionSettings
 from hetertrain_cloud.control.database import Database
 
@@ -86,10 +86,7 @@ class CloudSettings(ConnectionSettings):
         if self.database_url is not None:
             url = self.database_url.get_secret_value()
         if self.database_password_file is not None:
-            try:
-                password = self.database_password_file.read_text(encoding="utf-8").strip()
-            except OSError as error:
-                raise SettingsError(f"cannot read database_password_file: {error}") from error
+            password = read_text(self.database_password_file, "database_password_file").strip()
         return Database(url, password)
 
     def credential(self, user: str) -> dict[str, str]:

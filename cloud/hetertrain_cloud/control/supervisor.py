@@ -39,8 +39,9 @@ from hetertrain_cloud.history import read_outcome
 LOOK_SECONDS = 0.5
 RESTART_SECONDS_MIN, RESTART_SECONDS_MAX = 1.0, 60.0
 SETTLED_SECONDS = 60.0
-"""Who lived so long is started again at once."""
+"""Who lived so long fails for the first time."""
 STOP_SECONDS = 15.0
+CONTROL_PLANE = "control-plane"
 
 
 @dataclass(slots=True)
@@ -51,8 +52,6 @@ class Child:
     report: Connection
     """Says why it failed, where it knows."""
     started_at: float
-    failures: int
-    """In a row."""
 
     def failure(self) -> str:
         """Return why it ended."""
@@ -77,6 +76,7 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self._retry_at: dict[str, float] = {}
         self._failures: dict[str, int] = {}
+        """In a row, by process."""
 
     def run(self) -> int:
         """Supervise until stopped; return the exit code."""
@@ -178,7 +178,7 @@ class Supervisor:
             failure = child.failure()
             self._log.error("process_failed", process=name, reason=failure)
             has_settled = moment - child.started_at > SETTLED_SECONDS
-            failures = 1 if has_settled else child.failures + 1
+            failures = 1 if has_settled else self._failures.get(name, 0) + 1
             wait = min(RESTART_SECONDS_MAX, RESTART_SECONDS_MIN * 2.0 ** min(failures - 1, 16))
             self._retry_at[name], self._failures[name] = moment + wait, failures
             self._forget(name)
@@ -195,7 +195,7 @@ class Supervisor:
         )
         process.start()
         there.close()
-        self._children[name] = Child(process, here, moment, self._failures.get(name, 0))
+        self._children[name] = Child(process, here, moment)
         self._log.info("process_started", process=name, pid=process.pid)
 
     def _end(self, name: str) -> None:
@@ -248,9 +248,6 @@ class Supervisor:
                 row.state, row.reason = state, reason
                 row.restarts = row.restarts if restarts is None else restarts
                 row.changed_at = now()
-
-
-CONTROL_PLANE = "control-plane"
 
 
 def _child(job: str) -> str:

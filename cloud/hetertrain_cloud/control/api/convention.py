@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session as Transaction
 from hetertrain_cloud.control.operators import Principal, by_session, by_token
 from hetertrain_cloud.control.plane import ControlPlane
 from hetertrain_cloud.control.problems import ProblemError
-from hetertrain_cloud.control.tables import Answer
+from hetertrain_cloud.control.tables import NAME_PATTERN, Answer
 
 SESSION_COOKIE = "hetertrain_session"
 PAGE_DEFAULT, PAGE_MAX = 50, 200
@@ -33,7 +33,7 @@ ANSWER_HOURS = 24
 ADDRESSES_MAX = 10_000
 PROBLEM_TYPE = "application/problem+json"
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME_PATTERN}$")]
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,63}$")]
 LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{0,128}$")]
 Labels = Annotated[dict[Label, LabelValue], Field(max_length=16)]
@@ -158,9 +158,7 @@ def caller_of(
 Caller = Annotated[Principal, Depends(caller_of)]
 Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="how many at most")]
 _CURSOR = "next_cursor of the page before"
-NameCursor = Annotated[
-    str | None, Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description=_CURSOR)
-]
+NameCursor = Annotated[str | None, Query(pattern=f"^{NAME_PATTERN}$", description=_CURSOR)]
 NumberCursor = Annotated[int | None, Query(ge=0, lt=1 << 62, description=_CURSOR)]
 
 

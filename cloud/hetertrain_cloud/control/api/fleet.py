@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from hetertrain.security import REQUEST_CHARACTERS_MAX
 from hetertrain_cloud.control import enrolment
+from hetertrain_cloud.control.access import node_rights
 from hetertrain_cloud.control.api.convention import (
     ALWAYS,
     Body,
@@ -405,7 +406,7 @@ def _node(plane: ControlPlane, node: Node) -> NodeShown:
 def _enrolment(plane: ControlPlane, node: Node) -> Enrolment:
     with plane.database.read() as transaction:
         jobs = jobs_of(node, list(transaction.scalars(select(Job))))
-    rights = plane.rights_of(node, jobs)
+    rights = node_rights(node.name, node.role, jobs)
     return shown_as(
         Enrolment,
         node,

@@ -260,8 +260,9 @@ def list_versions(
         job = _find(transaction, name)
     rows = plane.history(name).page(cursor, limit + 1)
     items, next_cursor = page_of(rows, limit, lambda row: int(row["version"]))
+    having = kept(plane.jobs_directory / name)
     return Page(
-        items=[VersionShown.model_validate(_version(plane, job, row)) for row in items],
+        items=[VersionShown.model_validate(_version(job, row, having)) for row in items],
         next_cursor=next_cursor,
     )
 
@@ -302,9 +303,8 @@ def show_version(
         )
         for node, seq, base, examples, steps in row["contributions"]
     ]
-    return VersionWithContributions.model_validate(
-        _version(plane, job, row) | {"contributions": contributions}
-    )
+    shown = _version(job, row, kept(plane.jobs_directory / name))
+    return VersionWithContributions.model_validate(shown | {"contributions": contributions})
 
 
 @router.get(
@@ -381,8 +381,8 @@ def _find(transaction: Transaction, name: str) -> Job:
 
 
 def _job(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
-    code, text = plane.waiting_for(transaction, job)
     eligible, online = plane.crew(transaction, job)
+    code, text = plane.waiting_for(job, eligible, online)
     history = plane.history(job.name)
     newest = history.metrics(1)
     status = plane.live.job(job.name, topics.CLOUD_CELL)
@@ -402,10 +402,10 @@ def _job(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
     )
 
 
-def _version(plane: ControlPlane, job: Job, row: dict[str, Any]) -> dict[str, Any]:
+def _version(job: Job, row: dict[str, Any], having: set[int]) -> dict[str, Any]:
     same = ("version", "elapsed_seconds", "sync", "lineage", "digest", "rolled_back_to", "metrics")
     return {name: row.get(name) for name in same} | {
         "num_updates": len(row["contributions"]),
-        "is_kept": row["version"] in kept(plane.jobs_directory / job.name),
+        "is_kept": row["version"] in having,
         "is_promoted": row["version"] in job.promoted,
     }
