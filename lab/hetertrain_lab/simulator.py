@@ -161,6 +161,7 @@ class SimulatedFleet:
         )
         self.installed = ModelReceived(0, self.initial.vector, self.initial.integers, None, terms)
         self.cloud = CloudProcess(self, topics.CLOUD_CELL, CLOUD_SHAPE, scenario.cloud)
+        self.cells = tuple(plan.name for plan in plan_gateways(scenario))
         self.gateways = [GatewayProcess(self, plan) for plan in plan_gateways(scenario)]
         self.vehicles = [VehicleProcess(self, plan, i) for i, plan in enumerate(plans)]
         self._joins = [plan.joins_within_seconds for plan in plans]

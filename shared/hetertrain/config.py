@@ -109,8 +109,11 @@ def given(settings_class: type[Settings], flags: Mapping[str, object], file: Pat
     for prefix in (PREFIX, f"{PREFIX}{section.upper()}_"):
         source = EnvSettingsSource(settings_class, env_prefix=prefix, env_ignore_empty=True)
         for name, value in source().items():
-            is_table = get_origin(known[name].annotation) is dict
-            values[name] = _pairs(name, value.split(",")) if is_table else value
+            kind = get_origin(known[name].annotation)
+            if kind is dict:
+                values[name] = _pairs(name, value.split(","))
+            else:
+                values[name] = tuple(value.split(";")) if kind is tuple else value
             origins[name] = f"environment {prefix}{name.upper()}"
     for name, value in flags.items():
         values[name] = value
@@ -160,6 +163,8 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
             options["action"] = argparse.BooleanOptionalAction
         elif get_origin(info.annotation) is dict:
             options |= {"action": "append", "metavar": "KEY=VALUE"}
+        elif get_origin(info.annotation) is tuple:
+            options |= {"action": "append", "metavar": "TEXT"}
         else:
             options["metavar"] = name.rsplit("_", 1)[-1].upper()
         parser.add_argument(flag_name(name), **options)

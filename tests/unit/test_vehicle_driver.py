@@ -41,6 +41,7 @@ class Wire:
         self.sent: list[Outgoing] = []
         self.orders: list[TrainOrder] = []
         self.interrupts = 0
+        self.rests = 0
 
     def publish(self, outgoing: tuple[Outgoing, ...]) -> None:
         self.sent.extend(outgoing)
@@ -53,6 +54,12 @@ class Wire:
 
     def interrupt(self) -> None:
         self.interrupts += 1
+
+    def rest(self) -> None:
+        self.rests += 1
+
+    def resume(self) -> None:
+        self.rests -= 1
 
 
 def at_work(
@@ -80,16 +87,16 @@ def test_a_vehicle_rests_and_goes_on_from_there_as_an_operator_orders(tmp_path: 
         driver.take(mqtt.Received(topics.order("job"), frame, is_retained=True), 1.0)
 
     order(1, "running")
-    assert (len(wire.orders), wire.interrupts) == (1, 0)
+    assert (len(wire.orders), wire.rests) == (1, 0)
     order(2, "paused")
     order(1, "running")  # Sent again, and older: the newest order stands.
     local = np.full(SIZE, 1e-4, np.float32)
     driver.trained(Trained(local, NONE, 2, 0.1), 1.1)
-    assert (len(wire.orders), wire.interrupts) == (1, 1)
+    assert (len(wire.orders), wire.rests) == (1, 1)
     beats = [unpack(sent.frame)[0] for sent in wire.sent if sent.topic == topics.state("n0")]
     assert beats[-1].doing == "resting"
     order(3, "running")
-    assert len(wire.orders) == 2
+    assert (len(wire.orders), wire.rests) == (2, 0)
     start = wire.orders[-1].start
     assert start is not None
     np.testing.assert_array_equal(start[0], local)

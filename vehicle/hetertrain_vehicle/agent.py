@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from hetertrain.core.eligibility import check_rules
 from hetertrain.core.policy import SYNC_PRESETS
 from hetertrain.core.tiers import TIERS
 from hetertrain.core.worker import Trained, TrainOrder, Worker
-from hetertrain.errors import FrameError, SettingsError, TrainError
+from hetertrain.errors import FrameError, SettingsError, StoreError, TrainError
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop, node_claim
 from hetertrain.transport import mqtt
@@ -39,7 +42,11 @@ from hetertrain.wire.frames import (
     unpack,
 )
 from hetertrain.wire.uplink import Uplink
+from hetertrain_vehicle.budgets import Ledger, Limits
 from hetertrain_vehicle.driver import VehicleDriver
+from hetertrain_vehicle.link import Linked, VehicleLink
+from hetertrain_vehicle.permission import Permissions
+from hetertrain_vehicle.signals import SignalsHeard, SignalSource, SignalTable, open_source
 
 RESTART_SECONDS_MAX = 60.0
 """A trainer that fails again and again is started so seldom in the end."""
@@ -47,6 +54,10 @@ SETTLED_SECONDS = 60.0
 """One that lived so long fails for the first time."""
 TRAINER_SECONDS_MAX = 120.0
 """How long a trainer may take to load its task."""
+CHECK_SECONDS = 1.0
+"""How often rules and budgets are looked at when no signal has changed."""
+
+Rules = Annotated[tuple[str, ...], AfterValidator(check_rules)]
 
 
 class VehicleSettings(BrokerSettings):
@@ -55,7 +66,15 @@ class VehicleSettings(BrokerSettings):
     section: ClassVar[str] = "vehicle"
 
     node: str = Field(description="this node's stable id")
-    cell: str = Field(topics.CLOUD_CELL, description="the gateway to speak to, or 'cloud'")
+    cell: str = Field(topics.CLOUD_CELL, description="the gateway to speak to at first, or 'cloud'")
+    cells: dict[str, str] = Field(
+        {},
+        description="brokers of the cells that the vehicle comes through, as cell=HOST:PORT; it "
+        "goes to the one that the signal 'cell' names, and to the next where it has no link",
+    )
+    cell_patience_seconds: float = Field(
+        15.0, ge=1, description="how long without a link before the next of the cells is tried"
+    )
     tier: str = Field("t2", description="the class of this node's link to begin with: t0 to t4")
     follow_link: bool = Field(
         True, description="change the tier when transfers show that the link is in another one"
@@ -69,6 +88,35 @@ class VehicleSettings(BrokerSettings):
     )
     trainer_memory_mib: int | None = Field(
         None, ge=64, description="memory that the trainer may have; unset: what there is"
+    )
+    signals: str | None = Field(
+        None,
+        description="where the vehicle's signals come from: file:PATH, mqtt://HOST:PORT/PREFIX or "
+        "kuksa://HOST:PORT",
+    )
+    signals_ca_file: str | None = Field(
+        None, description="PEM file of the CA of the signals' source; set: TLS"
+    )
+    signals_seconds_max: float | None = Field(
+        None, gt=0, description="a signal not repeated for so long is unknown; unset: it stands"
+    )
+    train_when: Rules = Field(
+        (), description="train only when this holds, as 'Vehicle.Speed < 1'; may be repeated"
+    )
+    send_when: Rules = Field(
+        (), description="use the link only when this holds, as 'network in wifi, ethernet'"
+    )
+    follow_job_rules: bool = Field(
+        True, description="the job's own rules count too; off: the owner's alone"
+    )
+    megabytes_per_month: dict[str, float] = Field(
+        {}, description="what may cross a link, by its type, as cellular=500; any: all together"
+    )
+    processor_seconds_per_day: float | None = Field(
+        None, gt=0, description="processor time that training may take in a day"
+    )
+    disk_mib: float | None = Field(
+        None, gt=0, description="room that this node's state may take before training rests"
     )
     limit_link: bool = Field(
         False, description="hold the link to the tier's rate, and stay in the tier"
@@ -92,7 +140,7 @@ class Said:
     event: TrainerReady | TrainFailed | Trained | TrainerEnded
 
 
-Input = mqtt.Event | Said
+Input = Linked | Said | SignalsHeard
 
 
 class TrainerSource(Protocol):
@@ -103,6 +151,12 @@ class TrainerSource(Protocol):
 
     def ending(self) -> str:
         """Say how the one ended that closed its pipe."""
+
+    def pause(self) -> None:
+        """Stop it at once, in the middle of a step, where that is possible."""
+
+    def resume(self) -> None:
+        """Let it go on from there."""
 
     def stop(self) -> None:
         """End the trainer."""
@@ -129,6 +183,14 @@ class TrainerPipe:
         """Send an ``InterruptCommand``."""
         self._agent.send(pack(InterruptCommand()))
 
+    def rest(self) -> None:
+        """Pause the process; what it has done it reports when it goes on."""
+        self._agent.pause_trainer()
+
+    def resume(self) -> None:
+        """Let the process go on."""
+        self._agent.resume_trainer()
+
 
 class Agent:
     """One vehicle at work."""
@@ -139,6 +201,9 @@ class Agent:
         topics.check_name("cell", settings.cell)
         if settings.tier not in TIERS:
             raise SettingsError(f"tier {settings.tier!r} is unknown: use one of {', '.join(TIERS)}")
+        for cell, address in settings.cells.items():
+            topics.check_name("cell", cell)
+            read_address(address)
         self._owner = own_directory(settings.directory)
         self._settings = settings
         self._trainers = trainers
@@ -148,10 +213,25 @@ class Agent:
         """How many trainers failed in a row."""
         self._is_loaded = False
         """Whether a trainer was ready once: the task is well."""
-        self._ready_at = 0.0
-        self._restart_at = self._ready_by = math.inf
+        self._ready_at = self._restart_at = 0.0
+        self._ready_by = math.inf
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(node=settings.node)
+        limits = Limits(
+            settings.megabytes_per_month, settings.processor_seconds_per_day, settings.disk_mib
+        )
+        ledger = Ledger(settings.directory, limits, self._log)
+        table = SignalTable(settings.signals_seconds_max)
+        self._permissions = Permissions(settings.train_when, settings.send_when, table, ledger)
+        self._job_rules: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._source: SignalSource | None = None
+        if settings.signals is not None:
+            ca_file = settings.signals_ca_file
+            self._source = open_source(settings.signals, ca_file, self._mailbox.put)
+        self._check_at = 0.0
+        self._lost_at: float | None = None
+        """Since when there is no link."""
+        self._bytes_counted = 0
 
     def run(self) -> int:
         """Work until stopped; return the exit code.
@@ -162,7 +242,6 @@ class Agent:
         self._mailbox.stop_on_signals()
         self._start()
         try:
-            self._start_trainer()
             self._serve()
         finally:
             self._end()
@@ -210,50 +289,135 @@ class Agent:
             sign=settings.signer(),
             check=settings.verifier(),
         )
+        self._link = VehicleLink(lambda put: self._connect(uplink, put), self._mailbox.put)
+        self._driver = VehicleDriver(
+            worker, uplink, outbox, self._link, TrainerPipe(self), self._log
+        )
+        self._driver.await_trainer()
+        self._driver.recover(time.monotonic(), has_moved=bool(settings.cells))
+        self._stop_renewer = settings.start_renewer()
+        self._log.info("agent_started", tier=settings.tier)
+
+    def _connect(self, uplink: Uplink, put: Callable[[mqtt.Event], None]) -> mqtt.Connection:
+        """Make a connection to the broker of the cell that the vehicle is in."""
+        settings = self._settings
+        tier = TIERS[settings.tier]
         rate = tier.rate_bits_per_second if settings.limit_link else None
         endpoint = settings.endpoint(settings.node, rate)
-        self._connection = mqtt.Connection(
+        address = settings.cells.get(uplink.state.cell)
+        if address is not None:
+            host, port = read_address(address)
+            endpoint = replace(endpoint, host=host, port=port)
+        return mqtt.Connection(
             endpoint,
             uplink.subscriptions,
-            self._mailbox.put,
+            put,
             uplink.will,
             uplink.other_subscriptions,
             node_claim(uplink, endpoint),
         )
-        self._driver = VehicleDriver(
-            worker, uplink, outbox, self._connection, TrainerPipe(self), self._log
-        )
-        self._driver.await_trainer()
-        self._driver.recover(time.monotonic())
-        self._stop_renewer = settings.start_renewer()
-        self._connection.start()
-        self._log.info("agent_started", tier=settings.tier)
 
     def _serve(self) -> None:
+        self._check(time.monotonic())
         while True:
-            wakes_at = min(self._driver.wakes_at, self._restart_at, self._ready_by)
+            restart_at = math.inf if self._driver.rests else self._restart_at
+            wakes_at = min(self._driver.wakes_at, restart_at, self._ready_by, self._check_at)
             event = self._mailbox.take(wakes_at)
             now = time.monotonic()
-            match event:
-                case Stop():
-                    return
-                case None:
-                    pass
-                case Said(life, said):
-                    if life == self._life:
-                        self._hear(said, now)
-                case _:
-                    self._driver.take(event, now)
-            if now >= self._restart_at:
+            if isinstance(event, Stop):
+                return
+            if event is not None:
+                self._take(event, now)
+            if now >= self._check_at:
+                self._check(now)
+            if now >= self._restart_at and not self._driver.rests:
                 self._start_trainer()
             elif now >= self._ready_by:
                 self._lose_trainer(f"not ready within {TRAINER_SECONDS_MAX:g} s", now)
             self._driver.tick(now)
 
+    def _take(self, event: Input, now: float) -> None:
+        match event:
+            case Said(life, said):
+                if life == self._life:
+                    self._hear(said, now)
+            case SignalsHeard():
+                self._permissions.hear(event, now)
+                self._check_at = now
+            case Linked():
+                self._take_link(event, now)
+
+    def _take_link(self, linked: Linked, now: float) -> None:
+        event = self._link.hear(linked)
+        if event is None:
+            return
+        match event:
+            case mqtt.Connected():
+                self._lost_at = None
+            case mqtt.Disconnected():
+                self._lost_at = now if self._lost_at is None else self._lost_at
+        self._driver.take(event, now)
+        if self._settings.follow_job_rules and self._driver.job_rules != self._job_rules:
+            self._job_rules = self._driver.job_rules
+            try:
+                self._permissions.take_job_rules(*self._job_rules)
+            except ValueError as error:
+                self._log.error("job_rules_refused", error=str(error))
+            self._check_at = now
+
+    def _check(self, now: float) -> None:
+        """See what the vehicle may do now, and which cell it is in."""
+        self._check_at = now + CHECK_SECONDS
+        permissions, ledger = self._permissions, self._permissions.ledger
+        wall = datetime.now()  # months and times of day are the owner's
+        if self._source is not None:
+            self._source.want(permissions.names)
+        num_bytes = self._link.bytes_up + self._link.bytes_down
+        ledger.count_bytes(permissions.network(now), num_bytes - self._bytes_counted, wall)
+        self._bytes_counted = num_bytes
+        permission = permissions.judge(now, wall)
+        self._driver.budgets = ledger.shown()
+        self._driver.permit(permission.train, now)
+        cell = permissions.cell(now) or self._next_cell(now)
+        self._use_link(permission.send, cell, now)
+        self._save_ledger(now)
+
+    def _save_ledger(self, now: float) -> None:
+        try:
+            self._permissions.ledger.save(now)
+        except StoreError as error:
+            self._log.error("ledger_failed", error=str(error))
+
+    def _next_cell(self, now: float) -> str:
+        """Return the next of the cells where there has been no link for long; else the present."""
+        present, cells = self._driver.uplink.state.cell, list(self._settings.cells)
+        if self._lost_at is None or now < self._lost_at + self._settings.cell_patience_seconds:
+            return present
+        place = cells.index(present) + 1 if present in cells else 0
+        return cells[place % len(cells)] if cells else present
+
+    def _use_link(self, refusal: str, cell: str, now: float) -> None:
+        """Be connected in this cell, or not at all where ``refusal`` says why."""
+        uplink, cells = self._driver.uplink, self._settings.cells
+        moves = cell != uplink.state.cell and (not cells or cell in cells)
+        if self._link.is_open and (refusal or moves):
+            reason = refusal or f"goes over to cell {cell}"
+            self._log.info("link_closed", reason=reason)
+            self._link.close(uplink.farewell("link_closed", reason))
+            self._driver.take(mqtt.Disconnected(reason), now)
+        if moves:
+            topics.check_name("cell", cell)
+            self._driver.move(cell, now)
+        if not self._link.is_open and not refusal:
+            self._lost_at = now
+            self._link.open()
+
     def _hear(self, said: TrainerReady | TrainFailed | Trained | TrainerEnded, now: float) -> None:
         """Take what the trainer says; where it fails, have another one, after a while."""
         match said:
             case Trained():
+                wall = datetime.now()  # days are the owner's
+                self._permissions.ledger.count_processor(said.cpu_seconds, wall)
                 self._driver.trained(said, now)
             case TrainerReady():
                 if not self._is_loaded:
@@ -280,17 +444,31 @@ class Agent:
 
     def _end(self) -> None:
         self._mailbox.close()
+        if self._source is not None:
+            self._source.stop()
         self._stop_renewer()
-        self._connection.publish((self._driver.uplink.will,))
-        self._connection.stop()
+        self._link.close(self._driver.uplink.will)
         self._driver.close()
+        self._save_ledger(math.inf)
         if self._life:
             self._pipe.close()
         self._trainers.stop()
         self._log.info("agent_stopped", updates=self._driver.worker.num_updates)
 
+    def pause_trainer(self) -> None:
+        """Stop the trainer; one that still loads goes on with that, and waits then."""
+        self.send(pack(InterruptCommand()))
+        if self._ready_by == self._restart_at == math.inf:
+            self._trainers.pause()
+
+    def resume_trainer(self) -> None:
+        """Let the trainer go on."""
+        self._trainers.resume()
+
     def send(self, frame: bytes) -> None:
         """Send a command to the trainer; one that has ended hears nothing, and that is noticed."""
+        if not self._life:
+            return  # There is none yet.
         try:
             self._pipe.send_bytes(frame)
         except OSError as error:
@@ -316,3 +494,15 @@ class Agent:
         except (OSError, EOFError, FrameError, TypeError) as error:
             self._log.debug("trainer_pipe_ended", error=str(error))
             self._mailbox.put(Said(life, TrainerEnded()))
+
+
+def read_address(text: str) -> tuple[str, int]:
+    """Read ``HOST:PORT``.
+
+    Raises:
+        SettingsError: it is not of this form.
+    """
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise SettingsError(f"{text!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
+import sys
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -14,6 +16,7 @@ from hetertrain.task import Node
 from hetertrain_vehicle.agent import VehicleSettings
 
 END_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
 
 
 class TrainerProcess:
@@ -42,8 +45,22 @@ class TrainerProcess:
             return f"killed, as where memory ran out; children had up to {peak} MiB"
         return f"ended with code {code}; children had up to {peak} MiB"
 
+    def pause(self) -> None:
+        """Stop the process where it is."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the process go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.is_alive():
+            assert self._process.pid is not None, "it was started"
+            os.kill(self._process.pid, number)
+
     def stop(self) -> None:
         """End the trainer; its pipe is closed already."""
+        self.resume()
         if self._process is not None:
             self._process.join(END_SECONDS)
             if self._process.is_alive():
@@ -72,6 +89,12 @@ class GivenTrainer:
     def ending(self) -> str:
         """Say what is known of its end."""
         return "it closed its pipe"
+
+    def pause(self) -> None:
+        """Leave it to end its order at the next step."""
+
+    def resume(self) -> None:
+        """Wait for the next order, as it does."""
 
     def stop(self) -> None:
         """Leave it to whoever started it."""
@@ -115,6 +138,7 @@ def run_trainer(
 ) -> None:
     """Be a trainer process: the agent ends it by closing the pipe, not a Ctrl-C in the terminal."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
     os.nice(nice)
     if memory_mib is not None:
         limit = memory_mib << 20
@@ -122,3 +146,9 @@ def run_trainer(
     from hetertrain_vehicle.trainer import serve
 
     serve(pipe, task, node, step_seconds_min)
+
+
+def _end_with_parent() -> None:
+    """Be killed when the agent dies: one that is paused would not notice that its pipe closes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -103,6 +103,8 @@ class Broadcaster:
             chain = Chain(self.tiers[state.tier], free_at=now + GATHER_SECONDS)
             self.chains[state.tier] = chain
             self._continue(chain, state.model)
+        if not state.follows:
+            return
         if state.model == chain.digest:
             chain.needy.pop(state.node, None)
             self._served_until.pop(state.node, None)

@@ -89,6 +89,8 @@ class JobOrdered:
     state: str
     frame: bytes
     """As it came: a gateway passes it on."""
+    train_when: tuple[str, ...] = ()
+    send_when: tuple[str, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -102,6 +104,8 @@ class Settled:
 
     verdict: Verdict
     content: bytes
+    has_moved: bool = False
+    """It was offered to another cell's aggregator before, which may have taken it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,8 @@ class Uplink:
     is_connected: bool = False
     _packet_bytes_max: int | None = None
     _sender: Sender | None = None
+    _has_moved: bool = False
+    """What is offered was offered in another cell before."""
     _incoming: dict[str, _Incoming] = field(default_factory=dict)
     """By topic: what is broadcast to the tier, and what is given to this node alone."""
     _order: int = -1
@@ -195,6 +201,8 @@ class Uplink:
             topics.inbox(self.state.node),
             topics.order(job),
         )
+        if not self.state.follows:
+            return (topics.inbox(self.state.node), topics.order(job))
         # Listen before the proposal is confirmed, so that no difference is missed between.
         proposed = self.state.proposed_tier
         return (*mine, self._down(proposed)) if proposed else mine
@@ -208,9 +216,14 @@ class Uplink:
     @property
     def will(self) -> Outgoing:
         """The last will: the broker says offline where we no longer can."""
-        return Outgoing(
-            topics.state(self.state.node), pack(replace(self.state, is_online=False)), retain=True
+        return self.farewell("offline", "the node, which is not connected")
+
+    def farewell(self, doing: str, waiting_for: str) -> Outgoing:
+        """The last heartbeat before a silence, and the reason for it."""
+        state = replace(
+            self.state, is_online=False, doing=doing, waiting_for=waiting_for[:500], active=0
         )
+        return Outgoing(topics.state(self.state.node), pack(state), retain=True)
 
     @property
     def claim_seconds(self) -> float:
@@ -261,10 +274,34 @@ class Uplink:
         self.is_connected = False
         return self.tick(now)
 
-    def offer(self, seq: int, content: bytes, now: float) -> UplinkReady:
-        """Send a content that is durable in the outbox; one at a time."""
+    def follow(self, follows: bool, now: float) -> UplinkReady:
+        """Take versions from now on, or none; what is offered is sent in either case."""
+        if follows != self.state.follows:
+            self.state = replace(self.state, follows=follows)
+            self._incoming.clear()
+            self._resubscribes = True
+        return self.tick(now)
+
+    def move(self, cell: str, now: float) -> UplinkReady:
+        """Go over to another cell's aggregator; what is under way begins anew there."""
+        self.state = replace(self.state, cell=cell, proposed_tier="")
+        self._incoming.clear()
+        self._resubscribes = True
+        self._heartbeat_at = 0.0
+        if self._sender is not None:
+            self._sender = self._make_sender(self._sender.seq, self._sender.content)
+            self._has_moved = True
+        return self.tick(now)
+
+    def offer(
+        self, seq: int, content: bytes, now: float, *, has_moved: bool = False
+    ) -> UplinkReady:
+        """Send a content that is durable in the outbox; one at a time. ``has_moved``: another
+        cell's aggregator may have it.
+        """
         assert self._sender is None, "one content is in flight at a time"
         self._sender = self._make_sender(seq, content)
+        self._has_moved = has_moved
         return self.tick(now)
 
     def _make_sender(self, seq: int, content: bytes) -> Sender:
@@ -389,7 +426,8 @@ class Uplink:
         self._check(order)
         if order.number > self._order:
             self._order = order.number
-            self._events.append(JobOrdered(order.state, frame))
+            rules = (order.train_when, order.send_when)
+            self._events.append(JobOrdered(order.state, frame, *rules))
 
     def _check(self, message: Signable) -> None:
         check_signature(message, self.state.job, self.state.cell, self.check)
@@ -482,7 +520,7 @@ class Uplink:
             while sender.num_unacknowledged:
                 self._delivered(sender, now)
             self._sender = None
-            self._events.append(Settled(verdict, sender.content))
+            self._events.append(Settled(verdict, sender.content, self._has_moved))
 
     def _take_model(self, content: bytearray) -> None:
         # Its chunks were compared with the announced digest.
