@@ -369,6 +369,8 @@ class VehicleProcess(Process):
     def __init__(self, fleet: World, plan: NodePlan, index: int) -> None:
         super().__init__(fleet, plan.name, plan.shape, plan.troubles)
         self.cell = plan.cell
+        self.cells = {plan.cell}
+        """Those it has been in."""
         self._plan = plan
         self._index = index
         self._tier = first_tier(fleet, plan)
@@ -441,6 +443,7 @@ class VehicleProcess(Process):
             return
         others = [cell for cell in fleet.cells if cell != self.cell]
         self.cell = fleet.rng.choice(others)
+        self.cells.add(self.cell)
         self.act(lambda: self.driver.move(self.cell, fleet.clock.now))
         self._roam_later()
 

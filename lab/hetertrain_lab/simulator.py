@@ -276,7 +276,7 @@ class SimulatedFleet:
             # What gateways have accepted on versions that no longer exist has no model to go to.
             self._is_orphaned = bool(self.gateways)
         for vehicle in self.vehicles:
-            if vehicle.cell == name:
+            if name in vehicle.cells:
                 mine = {key for key in self.ledger.stored if key[0] == vehicle.name}
                 self.ledger.forgiven |= mine
 

@@ -188,3 +188,40 @@ def test_an_hour_offline_costs_one_update_of_disk_and_all_of_it_arrives_as_one(
     decoded = [codec.decode(update.payload, SIZE) for update in (first, second)]
     left = local - decoded[0] - decoded[1]
     assert np.abs(left).max() < 0.02 * np.abs(local).max()
+
+
+def test_a_vehicle_that_may_not_train_rests_says_why_and_takes_no_versions(tmp_path: Path) -> None:
+    wire = Wire()
+    driver, _ = at_work(tmp_path, wire)
+    driver.permit("Vehicle.Speed < 1: it is 52", 1.0)
+    beats = [unpack(sent.frame)[0] for sent in wire.sent if sent.topic == topics.state("n0")]
+    assert (beats[-1].doing, beats[-1].active, beats[-1].follows) == ("not_eligible", 0, False)
+    assert wire.rests == 1
+    assert set(driver.uplink.subscriptions) == {topics.inbox("n0"), topics.order("job")}
+    driver.permit("Vehicle.Speed < 1: it is 53", 2.0)
+    assert wire.rests == 1
+    driver.permit("", 3.0)
+    assert wire.rests == 0
+    assert topics.down("job", "cloud", "t3") in driver.uplink.subscriptions
+
+
+@pytest.mark.parametrize(("moves", "returns"), [(False, True), (True, False)])
+def test_what_another_cell_may_have_counted_does_not_return_to_the_progress(
+    tmp_path: Path, *, moves: bool, returns: bool
+) -> None:
+    wire = Wire()
+    driver, outbox = at_work(tmp_path, wire)
+    now, local = 0.0, np.zeros(SIZE, np.float32)
+    while outbox.pending() is None:
+        now += REPORT_SECONDS
+        local[:] += np.float32(1e-4)
+        driver.trained(Trained(local.copy(), NONE, 5, 0.1), now)
+        driver.tick(now)
+    if moves:
+        driver.move("edge-2", now)
+        sent = [unpack(each.frame)[0] for each in wire.sent if "/edge-2/" in each.topic]
+        assert [message.seq for message in sent if isinstance(message, Begin)] == [1]
+    late = verdict_message(Verdict("n0", 1, Outcome.REJECTED, "base version 9 is ahead of 7"))
+    driver.take(mqtt.Received(topics.inbox("n0"), pack(late)), now)
+    assert outbox.pending() is None
+    assert (driver.worker._steps_unsent > 0) is returns

@@ -357,6 +357,7 @@ class Agent:
             case mqtt.Disconnected():
                 self._lost_at = now if self._lost_at is None else self._lost_at
         self._driver.take(event, now)
+        self._link.return_within(self._driver.uplink.return_seconds)
         if self._settings.follow_job_rules and self._driver.job_rules != self._job_rules:
             self._job_rules = self._driver.job_rules
             try:

@@ -260,6 +260,7 @@ class VehicleDriver:
                 self._log.info("tier_changed", before=self.worker.tier.name, tier=tier.name)
                 self.worker.tier = tier
             case Settled(verdict, content, has_moved):
+                self._log.debug("update_settled", seq=verdict.seq, outcome=str(verdict.outcome))
                 if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
                     self._log.warning("update_refused", seq=verdict.seq, reason=verdict.reason)
                 self._forget(verdict.seq)

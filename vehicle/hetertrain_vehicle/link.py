@@ -49,6 +49,11 @@ class VehicleLink:
         """Bytes that reached it."""
         return self._bytes_down + (self._connection.bytes_down if self._connection else 0)
 
+    def return_within(self, seconds: float) -> None:
+        """Make a session that breaks again at random within this time."""
+        if self._connection is not None:
+            self._connection.return_seconds = seconds
+
     def open(self) -> None:
         """Connect, and stay so until ``close``."""
         assert self._connection is None, "one connection at a time"

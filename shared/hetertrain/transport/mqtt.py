@@ -164,6 +164,8 @@ class Connection(threading.Thread):
         self.bytes_up = 0
         self.bytes_down = 0
         self.frames_dropped = 0
+        self.return_seconds = 0.0
+        """A session that broke is made again at random within this time: its owner sets it."""
         self._endpoint = endpoint
         self._claim = claim
         self.packet_bytes_max: int | None = None
@@ -379,12 +381,19 @@ class Connection(threading.Thread):
             self.bytes_up += size
 
     def _back_off(self) -> None:
-        self._is_ready = False
+        was_ready, self._is_ready = self._is_ready, False
         self._tokens.clear()
         self._failures += 1
+        self._stopping.wait(self._delay_seconds(was_ready=was_ready))
+
+    def _delay_seconds(self, *, was_ready: bool) -> float:
+        """Return how long to wait before the next try. A session that broke may have broken for a
+        whole fleet.
+        """
         ceiling = backoff_seconds_max(self._failures, self._refusals)
         jitter = random.uniform(0.5, 1.0)  # noqa: S311  # spreads reconnects, guards nothing
-        self._stopping.wait(ceiling * jitter)
+        spread = random.uniform(0.0, self.return_seconds) if was_ready else 0.0  # noqa: S311
+        return max(ceiling * jitter, spread)
 
     def _connected(
         self, _client: paho.Client, _data: Any, _flags: Any, code: ReasonCode, properties: Any

@@ -225,6 +225,8 @@ class ModelContent:
     """(version, examples_cap, reference_steps, norm_median)."""
     slowest: Count = 0
     """The clock of the slowest node."""
+    return_seconds: Seconds = 0.0
+    """After an outage nodes come back at random within this time, so that not all come at once."""
     signature: Signature = b""
     """The aggregator's, over all of this head; empty: it has no key."""
     certificate: Certificate = b""

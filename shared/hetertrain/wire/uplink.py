@@ -50,6 +50,7 @@ CLAIM_HEARTBEATS = 2
 MODEL_BYTES_MAX = 1 << 32
 RESUME_SECONDS = 1.0
 ASKED_MAX = 4
+RETURN_SECONDS_MAX = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,8 @@ class Uplink:
     check: Check | None = None
     """Insists on signatures of versions and notices; None: they are taken on trust."""
     is_connected: bool = False
+    return_seconds: float = 0.0
+    """After an outage, connect again at random within this time, as our aggregator asks."""
     _packet_bytes_max: int | None = None
     _sender: Sender | None = None
     _has_moved: bool = False
@@ -537,6 +540,7 @@ class Uplink:
             self._digest = ""
             raise FrameError("model", f"version {head.version} is not what its aggregator holds")
         self._digest = head.model
+        self.return_seconds = min(head.return_seconds, RETURN_SECONDS_MAX)
         self._model = ModelReceived(head.version, vector, integers, head.sync, model_terms(head))
         self._events.append(self._model)
 
