@@ -151,6 +151,24 @@ def _copy(aside: Path, database: sqlite3.Connection) -> int:
     return num_rows
 
 
+def owner_of(directory: Path) -> int | None:
+    """Return the process that owns a directory of state; None: none, or it cannot be known.
+
+    It only reads what the system says of its locks: to try the lock would disturb one that starts.
+    """
+    try:
+        file = directory / LOCK_FILE
+        inode, owner = file.stat().st_ino, int(file.read_text(encoding="utf-8"))
+        locks = Path("/proc/locks").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    for lock in locks.splitlines():
+        words = lock.split()
+        if words[1] == "FLOCK" and words[4] == str(owner) and words[5].endswith(f":{inode}"):
+            return owner
+    return None
+
+
 def own_directory(directory: Path) -> TextIOWrapper:
     """Make this process the owner of a directory of state, for as long as it keeps the result.
 
