@@ -12,15 +12,16 @@ from hetertrain import codec
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS
 from hetertrain.core.tiers import TIERS
-from hetertrain.core.update import Update
+from hetertrain.core.update import Update, model_digest
 from hetertrain.core.worker import Trained, TrainOrder, Worker
 from hetertrain.errors import LayoutError
 from hetertrain.logging import silent_logger
 from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
-from hetertrain.wire.contents import JobTerms, unpack_update, verdict_message
+from hetertrain.wire.contents import JobTerms, model_head, unpack_update, verdict_message
 from hetertrain.wire.frames import Begin, JobOrder, NodeState, TrainerReady, pack, unpack
+from hetertrain.wire.transfer import Sender
 from hetertrain.wire.uplink import ModelReceived, Outgoing, Uplink
 from hetertrain_vehicle.driver import VehicleDriver
 from tests.builders import LAYOUT
@@ -225,3 +226,61 @@ def test_what_another_cell_may_have_counted_does_not_return_to_the_progress(
     driver.take(mqtt.Received(topics.inbox("n0"), pack(late)), now)
     assert outbox.pending() is None
     assert (driver.worker._steps_unsent > 0) is returns
+
+
+def test_a_restarted_vehicle_takes_no_older_run_or_version_that_is_sent_again(
+    tmp_path: Path,
+) -> None:
+    def start(directory: Path, job: str = "job") -> tuple[VehicleDriver, Outbox]:
+        outbox = Outbox(directory / "outbox.db", first_seq=1)
+        state = NodeState(
+            node="n0", job=job, cell="cloud", tier="t3", role="vehicle", is_online=True
+        )
+        uplink = Uplink(state, TIERS["t3"], check=lambda *_: True)
+        worker = Worker("n0", TERMS.policy, TIERS["t3"], examples=1, layout=LAYOUT, next_seq=1)
+        return VehicleDriver(worker, uplink, outbox, Wire(), Wire(), silent_logger()), outbox
+
+    def received(version: int, lineage: str) -> list[mqtt.Event]:
+        terms = replace(TERMS, lineage=lineage)
+        vector = np.full(SIZE, version, np.float32)
+        head = model_head(
+            version=version,
+            sync=None,
+            base="",
+            model=model_digest(vector, NONE, lineage),
+            size=SIZE,
+            integers=NONE,
+            terms=terms,
+        )
+        content = pack(head, codec.encode(vector, None).payload)
+        talk = Sender("cloud", version, content, len(content), window=4, airtime_seconds=1.0)
+        return [
+            mqtt.Received(topics.down("job", "cloud", "t3"), pack(message, payload))
+            for message, payload in talk.due(0.0)
+        ]
+
+    def give(driver: VehicleDriver, version: int, lineage: str, now: float) -> None:
+        for event in received(version, lineage):
+            driver.take(event, now)
+        driver.tick(now)
+
+    driver, outbox = start(tmp_path)
+    give(driver, 500, "run-2", 0.0)
+    give(driver, 501, "run-2", 1.0)
+    assert '"version": 500' in outbox.noted("newest job")  # The next write is not due yet.
+    give(driver, 502, "run-2", 11.0)
+    assert '"version": 502' in outbox.noted("newest job")
+    give(driver, 503, "run-2", 12.0)
+    driver.close()
+
+    driver, _ = start(tmp_path)
+    for version, lineage in ((900, "run-1"), (300, "run-2")):
+        give(driver, version, lineage, 0.0)
+    assert driver.refused == {"age": 2}
+    assert driver.worker.version == -1
+    give(driver, 503, "run-2", 1.0)
+    assert driver.worker.version == 503
+    driver.close()
+
+    driver, _ = start(tmp_path, job="another")
+    assert driver.uplink.newest is None

@@ -127,6 +127,29 @@ class VehicleSettings(BrokerSettings):
         """The folder of this node's state."""
         return self.state_directory / self.node
 
+    def state(self) -> NodeState:
+        """Return the node's state as it first announces it.
+
+        Raises:
+            SettingsError: a name cannot stand in a topic, or the tier is unknown.
+        """
+        topics.check_name("node", self.node)
+        topics.check_name("job", self.job)
+        topics.check_name("cell", self.cell)
+        if self.tier not in TIERS:
+            raise SettingsError(f"tier {self.tier!r} is unknown: use one of {', '.join(TIERS)}")
+        for cell, address in self.cells.items():
+            topics.check_name("cell", cell)
+            read_address(address)
+        return NodeState(
+            node=self.node,
+            job=self.job,
+            cell=self.cell,
+            tier=self.tier,
+            role="vehicle",
+            is_online=True,
+        )
+
 
 class TrainerEnded:
     """The pipe to the trainer closed."""
@@ -196,14 +219,7 @@ class Agent:
     """One vehicle at work."""
 
     def __init__(self, settings: VehicleSettings, trainers: TrainerSource) -> None:
-        topics.check_name("node", settings.node)
-        topics.check_name("job", settings.job)
-        topics.check_name("cell", settings.cell)
-        if settings.tier not in TIERS:
-            raise SettingsError(f"tier {settings.tier!r} is unknown: use one of {', '.join(TIERS)}")
-        for cell, address in settings.cells.items():
-            topics.check_name("cell", cell)
-            read_address(address)
+        self._state = settings.state()
         self._owner = own_directory(settings.directory)
         self._settings = settings
         self._trainers = trainers
@@ -273,17 +289,9 @@ class Agent:
             layout="",
             next_seq=outbox.next_seq,
         )
-        state = NodeState(
-            node=settings.node,
-            job=settings.job,
-            cell=settings.cell,
-            tier=settings.tier,
-            role="vehicle",
-            is_online=True,
-        )
         follows_link = settings.follow_link and not settings.limit_link
         uplink = Uplink(
-            state,
+            self._state,
             tier,
             follows_link=follows_link,
             sign=settings.signer(),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 from hetertrain.cli import Command, enrol_command
 from hetertrain.config import Settings
+from hetertrain.doctor import Check, doctor_command
 
 NEEDS = ("torch",)
 
@@ -27,6 +30,12 @@ def _settings() -> type[Settings]:
     return VehicleSettings
 
 
+def _checks(settings: Any) -> Sequence[Check]:
+    from hetertrain_vehicle.checks import vehicle_checks
+
+    return vehicle_checks(settings)
+
+
 COMMANDS = (
     enrol_command("vehicle"),
     Command(
@@ -35,4 +44,5 @@ COMMANDS = (
         run=run_vehicle,
         settings=_settings,
     ),
+    doctor_command("vehicle", _settings, _checks),
 )

@@ -30,6 +30,7 @@ from hetertrain.core.worker import (
 )
 from hetertrain.errors import StoreError, TransportError
 from hetertrain.transport import mqtt
+from hetertrain.transport.newest import NewestNote
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire.contents import pack_update, unpack_update
 from hetertrain.wire.frames import TrainerReady
@@ -78,6 +79,7 @@ class VehicleDriver:
         self.uplink = uplink
         self.refused: Counter[str] = Counter()
         self._outbox = outbox
+        self._newest = NewestNote(outbox, uplink)
         self._link = link
         self._trainer = trainer
         self._log = log
@@ -199,6 +201,10 @@ class VehicleDriver:
             self._apply_uplink(self.uplink.tick(now), now)
         if self._worker_wakes_at is not None and now >= self._worker_wakes_at:
             self._step(Tick(), now)
+        try:
+            self._newest.tick(now)
+        except StoreError as error:
+            self._log.error("outbox_failed", error=str(error))
 
     def beat(self, doing: str | None, now: float) -> None:
         """Tell the aggregator at once what the vehicle does."""
@@ -207,6 +213,10 @@ class VehicleDriver:
 
     def close(self) -> None:
         """Close the outbox."""
+        try:
+            self._newest.write()
+        except StoreError as error:
+            self._log.error("outbox_failed", error=str(error))
         self._outbox.close()
 
     def report(self, doing: str | None = None) -> None:

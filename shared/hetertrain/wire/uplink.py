@@ -76,6 +76,36 @@ class ModelReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest version that a node has held: what is much older was sent once, and is sent again.
+
+    A driver keeps it over a restart.
+    """
+
+    lineage: str
+    version: int
+    max_lag: int
+    """A tier may be so many versions behind."""
+
+    @classmethod
+    def of(cls, model: ModelReceived) -> Newest:
+        """Describe a model that is held."""
+        return cls(model.terms.lineage, model.version, model.terms.policy.max_lag)
+
+    def newer(self, other: Newest | None) -> Newest:
+        """Return the newer of two: what is taken meanwhile may be a little older."""
+        if other is None or (self.lineage, self.version) >= (other.lineage, other.version):
+            return self
+        return other
+
+    def may_follow(self, lineage: str, version: int) -> bool:
+        """Tell whether a version may come now. A rollback is a newer lineage."""
+        if lineage != self.lineage:
+            return lineage > self.lineage
+        return version >= self.version - self.max_lag
+
+
+@dataclass(frozen=True, slots=True)
 class SyncAnnounced:
     """A synchronisation begins."""
 
@@ -172,6 +202,8 @@ class Uplink:
     """Signs what we announce; None: our aggregator does not ask for it."""
     check: Check | None = None
     """Insists on signatures of versions and notices; None: they are taken on trust."""
+    newest: Newest | None = None
+    """What was held last, in an earlier life too; None: nothing yet."""
     is_connected: bool = False
     return_seconds: float = 0.0
     """After an outage, connect again at random within this time, as our aggregator asks."""
@@ -211,6 +243,11 @@ class Uplink:
         return (*mine, self._down(proposed)) if proposed else mine
 
     @property
+    def publications(self) -> tuple[str, ...]:
+        """The topics that the node publishes on."""
+        return (self._up, topics.state(self.state.node))
+
+    @property
     def other_subscriptions(self) -> tuple[str, ...]:
         """Topics that an earlier life of this node may have subscribed to."""
         others = (self._down(name) for name in self.tiers)
@@ -235,7 +272,7 @@ class Uplink:
 
     def hold(self, model: ModelReceived) -> None:
         """Begin with a model that the node has from elsewhere: installed with it, or kept."""
-        self._model = model
+        self._model, self.newest = model, Newest.of(model).newer(self.newest)
         self._digest = model_digest(model.vector, model.integers, model.terms.lineage)
 
     def require_layout(self, layout: str) -> None:
@@ -437,15 +474,13 @@ class Uplink:
 
     def _check_age(self, head: ModelContent) -> None:
         """Refuse what was signed once and is sent again: an older run of the job, or a version that
-        no tier can still hold. A rollback is a newer lineage.
+        no tier can still hold.
         """
-        held = self._model
-        if self.check is None or held is None:
+        newest = self.newest
+        if self.check is None or newest is None:
             return
-        is_older = head.lineage < held.terms.lineage
-        is_same = head.lineage == held.terms.lineage
-        if is_older or (is_same and head.version < held.version - held.terms.policy.max_lag):
-            raise FrameError("age", f"version {head.version} is older than {held.version}")
+        if not newest.may_follow(head.lineage, head.version):
+            raise FrameError("age", f"version {head.version} is older than {newest.version}")
 
     def _move(self, confirmed: TierConfirmed) -> None:
         """Go over to another tier; what is under way goes on with its chunks, and its window."""
@@ -542,6 +577,7 @@ class Uplink:
         self._digest = head.model
         self.return_seconds = min(head.return_seconds, RETURN_SECONDS_MAX)
         self._model = ModelReceived(head.version, vector, integers, head.sync, model_terms(head))
+        self.newest = Newest.of(self._model).newer(self.newest)
         self._events.append(self._model)
 
     def _decode(self, head: ModelContent, encoded: memoryview) -> tuple[Vector, Integers]:
