@@ -306,7 +306,8 @@ class Agent:
                         local = np.frombuffer(payload, np.float32)
                         integers = np.asarray(message.integers, np.int64)
                         figures = (message.steps, message.seconds, message.metrics)
-                        self._mailbox.put(Said(life, Trained(local, integers, *figures)))
+                        trained = Trained(local, integers, *figures, message.cpu_seconds)
+                        self._mailbox.put(Said(life, trained))
                     case TrainerReady() | TrainFailed():
                         self._mailbox.put(Said(life, message))
                     case _:

@@ -128,12 +128,12 @@ def _train(trainer: Trainer, command: TrainCommand, payload: memoryview, pipe: C
     if command.is_fresh:
         trainer.reset_optimizer()
     metrics = trainer.measure() if command.measures else {}
-    started = time.monotonic()
+    started, cpu_started = time.monotonic(), time.process_time()
     loss, done = 0.0, 0
     while done < command.steps and not _is_interrupted(pipe):
         loss = trainer.step()
         done += 1
-    seconds = time.monotonic() - started
+    seconds, cpu_seconds = time.monotonic() - started, time.process_time() - cpu_started
     vector, integers = trainer.vector()
     if not np.isfinite(vector).all():
         raise TrainError("a parameter is not finite: lower the learning rate, or check the data")
@@ -143,6 +143,7 @@ def _train(trainer: Trainer, command: TrainCommand, payload: memoryview, pipe: C
         loss=loss,
         integers=tuple(int(i) for i in integers),
         metrics=metrics,
+        cpu_seconds=cpu_seconds,
     )
     return pack(report, vector.tobytes())
 

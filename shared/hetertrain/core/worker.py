@@ -73,6 +73,8 @@ class Trained:
     seconds: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the model measured that the order began with, where the order asked for it."""
+    cpu_seconds: float = 0.0
+    """Processor time that the steps took, over all threads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,6 +273,8 @@ class TrainedReport:
     loss: Number
     integers: tuple[int, ...]
     metrics: Metrics = field(default_factory=dict)
+    cpu_seconds: Seconds = 0.0
+    """Processor time that the steps took, over all threads; 0: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
