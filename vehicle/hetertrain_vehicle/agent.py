@@ -11,13 +11,14 @@ import math
 import threading
 import time
 from dataclasses import dataclass
-from multiprocessing.connection import Connection as Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 import numpy as np
 from pydantic import Field
 
+from hetertrain.core.layout import Vector
 from hetertrain.core.policy import SYNC_PRESETS
 from hetertrain.core.tiers import TIERS
 from hetertrain.core.worker import Trained, TrainOrder, Worker
@@ -27,17 +28,9 @@ from hetertrain.service import BrokerSettings, Mailbox, Stop, node_claim
 from hetertrain.transport import mqtt
 from hetertrain.transport.database import own_directory
 from hetertrain.transport.outbox import Outbox
+from hetertrain.transport.pipe import AgentEnd
 from hetertrain.wire import topics
-from hetertrain.wire.frames import (
-    InterruptCommand,
-    NodeState,
-    TrainCommand,
-    TrainedReport,
-    TrainerReady,
-    TrainFailed,
-    pack,
-    unpack,
-)
+from hetertrain.wire.frames import NodeState, TrainCommand, TrainedReport, TrainerReady, TrainFailed
 from hetertrain.wire.uplink import Uplink
 from hetertrain_vehicle.driver import VehicleDriver
 
@@ -70,6 +63,12 @@ class VehicleSettings(BrokerSettings):
     trainer_memory_mib: int | None = Field(
         None, ge=64, description="memory that the trainer may have; unset: what there is"
     )
+    trainer_cpu_share: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of one core that the trainer may take, by rests between its steps",
+    )
     limit_link: bool = Field(
         False, description="hold the link to the tier's rate, and stay in the tier"
     )
@@ -98,7 +97,7 @@ Input = mqtt.Event | Said
 class TrainerSource(Protocol):
     """Starts trainers, one at a time."""
 
-    def start(self) -> Pipe:
+    def start(self) -> Connection:
         """Start one, in place of the one before; return our end of its pipe."""
 
     def ending(self) -> str:
@@ -122,12 +121,13 @@ class TrainerPipe:
             is_fresh=order.is_fresh,
             measures=order.measures,
             integers=tuple(int(i) for i in integers),
+            version=order.version,
         )
-        self._agent.send(pack(command, b"" if vector is None else vector.tobytes()))
+        self._agent.pipe.order(command, vector)
 
     def interrupt(self) -> None:
         """Send an ``InterruptCommand``."""
-        self._agent.send(pack(InterruptCommand()))
+        self._agent.pipe.interrupt()
 
 
 class Agent:
@@ -172,9 +172,9 @@ class Agent:
         self._life += 1
         self._restart_at = math.inf
         self._ready_by = time.monotonic() + TRAINER_SECONDS_MAX
-        self._pipe = self._trainers.start()
+        self.pipe = AgentEnd(self._trainers.start())
         threading.Thread(
-            target=self._read_pipe, args=(self._pipe, self._life), name="trainer-pipe", daemon=True
+            target=self._read_pipe, args=(self.pipe, self._life), name="trainer-pipe", daemon=True
         ).start()
 
     def _start(self) -> None:
@@ -256,6 +256,7 @@ class Agent:
             case Trained():
                 self._driver.trained(said, now)
             case TrainerReady():
+                self.pipe.accept(said)
                 if not self._is_loaded:
                     self._is_loaded = True
                     self._driver.introduce(said)
@@ -272,7 +273,7 @@ class Agent:
             raise TrainError(f"the task cannot be loaded: {reason}")
         self._ready_by = math.inf
         self._life += 1  # What the old one may still say is no longer of interest.
-        self._pipe.close()
+        self.pipe.close()
         has_lived = now - self._ready_at > SETTLED_SECONDS
         self._failures = 1 if has_lived else self._failures + 1
         self._restart_at = now + min(RESTART_SECONDS_MAX, 2.0 ** min(self._failures - 1, 16))
@@ -285,34 +286,36 @@ class Agent:
         self._connection.stop()
         self._driver.close()
         if self._life:
-            self._pipe.close()
+            self.pipe.close()
         self._trainers.stop()
         self._log.info("agent_stopped", updates=self._driver.worker.num_updates)
 
-    def send(self, frame: bytes) -> None:
-        """Send a command to the trainer; one that has ended hears nothing, and that is noticed."""
-        try:
-            self._pipe.send_bytes(frame)
-        except OSError as error:
-            self._log.debug("trainer_pipe_broken", error=str(error))
-
-    def _read_pipe(self, pipe: Pipe, life: int) -> None:
+    def _read_pipe(self, pipe: AgentEnd, life: int) -> None:
         """Put a trainer's reports into the mailbox."""
         try:
             while True:
-                message, payload = unpack(pipe.recv_bytes())
-                match message:
-                    case TrainedReport():
-                        local = np.frombuffer(payload, np.float32)
-                        integers = np.asarray(message.integers, np.int64)
-                        figures = (message.steps, message.seconds, message.metrics)
-                        trained = Trained(local, integers, *figures, message.cpu_seconds)
-                        self._mailbox.put(Said(life, trained))
-                    case TrainerReady() | TrainFailed():
-                        self._mailbox.put(Said(life, message))
-                    case _:
-                        raise FrameError("direction", f"{type(message).__name__} from a trainer")
+                match pipe.receive():
+                    case (report, local):
+                        self._mailbox.put(Said(life, trained_of(report, local)))
+                    case said:
+                        self._mailbox.put(Said(life, said))
+        except FrameError as error:
+            failed = TrainFailed(error=error.code, message=str(error)[:500])
+            self._mailbox.put(Said(life, failed))
         # A TypeError is what a pipe raises that our own end closes while we read.
-        except (OSError, EOFError, FrameError, TypeError) as error:
+        except (OSError, EOFError, TypeError) as error:
             self._log.debug("trainer_pipe_ended", error=str(error))
             self._mailbox.put(Said(life, TrainerEnded()))
+
+
+def trained_of(report: TrainedReport, local: Vector) -> Trained:
+    """Return what a report means to the worker."""
+    return Trained(
+        local=local,
+        integers=np.asarray(report.integers, np.int64),
+        steps=report.steps,
+        seconds=report.seconds,
+        metrics=report.metrics,
+        cpu_seconds=report.cpu_seconds,
+        examples=report.examples,
+    )

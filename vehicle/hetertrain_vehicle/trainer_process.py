@@ -83,7 +83,12 @@ def start_trainer(
     """Start the trainer of one vehicle; return its process and the agent's end of the pipe."""
     ours, theirs = Pipe()
     limits = (settings.trainer_nice, settings.trainer_memory_mib)
-    arguments = (settings.task, node_of(settings), settings.step_seconds_min)
+    arguments = (
+        settings.task,
+        node_of(settings),
+        settings.step_seconds_min,
+        settings.trainer_cpu_share,
+    )
     process = context.Process(
         target=run_trainer,
         args=(theirs, *arguments, *limits),
@@ -110,6 +115,7 @@ def run_trainer(
     task: str,
     node: Node,
     step_seconds_min: float,
+    cpu_share: float | None,
     nice: int,
     memory_mib: int | None,
 ) -> None:
@@ -121,4 +127,4 @@ def run_trainer(
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     from hetertrain_vehicle.trainer import serve
 
-    serve(pipe, task, node, step_seconds_min)
+    serve(pipe, task, node, step_seconds_min, cpu_share)
