@@ -53,7 +53,9 @@ class VehicleSettings(BrokerSettings):
     follow_link: bool = Field(
         True, description="change the tier when transfers show that the link is in another one"
     )
-    task: str = Field(description="the task to train, as module:Class")
+    task: str | None = Field(
+        None, description="the task to train, as module:Class; a loop of your own needs none"
+    )
     labels: dict[str, str] = Field({}, description="labels of this node, as key=value")
     seed: int = Field(0, ge=0, description="seeds the order of batches")
     step_seconds_min: float = Field(0.0, ge=0, description="pad each step to this duration")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import stat
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
-from hetertrain.errors import TrainError
+from hetertrain.errors import SettingsError, TrainError
+from hetertrain.service import end_with_process
 from hetertrain.task import Node
 from hetertrain_vehicle.agent import VehicleSettings
 
@@ -58,6 +60,23 @@ class GivenTrainer:
     def __init__(self, pipe: Connection) -> None:
         self._pipe: Connection | None = pipe
 
+    @classmethod
+    def at(cls, descriptor: int) -> GivenTrainer:
+        """Take over the trainer that started this process, and end after it.
+
+        Raises:
+            SettingsError: the descriptor is not a socket's.
+        """
+        try:
+            is_socket = stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+        except OSError:
+            is_socket = False
+        if not is_socket:
+            raise SettingsError(f"trainer-fd {descriptor} is no socket: it is for hetertrain.join")
+        os.set_inheritable(descriptor, False)
+        end_with_process(os.getppid())
+        return cls(Connection(descriptor))
+
     def start(self) -> Connection:
         """Return its pipe.
 
@@ -81,6 +100,7 @@ def start_trainer(
     context: SpawnContext | ForkServerContext, settings: VehicleSettings
 ) -> tuple[BaseProcess, Connection]:
     """Start the trainer of one vehicle; return its process and the agent's end of the pipe."""
+    assert settings.task is not None, "who starts a trainer has a task for it"
     ours, theirs = Pipe()
     limits = (settings.trainer_nice, settings.trainer_memory_mib)
     arguments = (

@@ -20,17 +20,18 @@ from sqlalchemy.orm import Session as Transaction
 from hetertrain_cloud.control.problems import conflict, not_found
 from hetertrain_cloud.control.tables import Job, Node
 from hetertrain_cloud.control.trail import write_entry
-from hetertrain_cloud.options import JobOptions
+from hetertrain_cloud.options import JobOptions, TaskReference
 
 WANTED_BY_ACTION = {"start": "running", "pause": "paused", "stop": "stopped"}
 ENDED = ("stopped", "completed")
 
 
 class JobSpecification(JobOptions):
-    """A job's options, and which nodes may work on it."""
+    """A job's task and options, and which nodes may work on it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    task: TaskReference
     eligible_labels: dict[str, str] = Field(
         {},
         max_length=16,

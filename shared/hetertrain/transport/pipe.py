@@ -202,6 +202,10 @@ class TrainerEnd:
         payload = b"" if self._is_shared else self.vector.data.cast("B")
         self._connection.send_bytes(pack(replace(report, is_shared=self._is_shared), payload))
 
+    def fail(self, failed: TrainFailed) -> None:
+        """Say that the user's code failed: there is nothing more to report."""
+        self._connection.send_bytes(pack(failed))
+
     def close(self) -> None:
         """Close the pipe."""
         self._connection.close()
