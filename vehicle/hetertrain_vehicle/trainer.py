@@ -115,7 +115,6 @@ def serve(
     """Run a trainer for the agent at the other end of a pipe until it closes."""
     torch.set_num_threads(1)
     torch.manual_seed(node.seed)
-    duty = DutyCycle(cpu_share, time.monotonic(), time.process_time())
     try:
         task = load_task(task_reference)
         trainer = Trainer(task, node, step_seconds_min)
@@ -127,6 +126,8 @@ def serve(
             label=task.label(node),
         )
         pipe.ready(ready)
+        # Loading is over in a while, whatever it took, and is not rested for.
+        duty = DutyCycle(cpu_share, time.monotonic(), time.process_time())
         while True:
             command = pipe.receive()
             if isinstance(command, TrainCommand):
