@@ -32,12 +32,11 @@ def run_replay(arguments: argparse.Namespace) -> int:
     import sys
     from dataclasses import asdict
 
-    from hetertrain.task import layout_of, load_task
     from hetertrain_cloud.replay import replay
 
     settings = arguments.settings
-    task = load_task(settings.task)
-    found = replay(settings.directory, layout_of(task, task.model()))
+    layout = settings.beginning(on_result=lambda _: None).layout
+    found = replay(settings.directory, layout)
     if arguments.json:
         sys.stdout.write(json.dumps(asdict(found) | {"is_clean": found.is_clean}, indent=2) + "\n")
     else:

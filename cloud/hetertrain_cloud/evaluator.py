@@ -7,13 +7,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.update import Checkpoint
 from hetertrain.logging import get_logger
 from hetertrain.task import Task, write_tensors
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True)

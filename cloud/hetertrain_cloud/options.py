@@ -18,6 +18,14 @@ _RULE = re.compile(
     r"(?P<metric>[A-Za-z_][\w.]{0,63}) *(?P<sign>>=|<=|>|<) *(?P<value>-?\d{1,12}(\.\d{1,12})?)"
     r"( +for +(?P<times>[1-9]\d{0,4}))?"
 )
+TaskReference = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z_][\w.]{0,127}:[A-Za-z_]\w{0,63}$",
+        description="the task to train, as module:Class",
+        examples=["hetertrain_lab.driving:DrivingTask"],
+    ),
+]
 Seconds = Annotated[float | None, Field(gt=0, le=1e9, allow_inf_nan=False)]
 
 
@@ -55,13 +63,8 @@ def _check_rule(text: str | None) -> str | None:
 
 
 class JobOptions(BaseModel):
-    """A job's options."""
+    """A job's options beside its task."""
 
-    task: str = Field(
-        pattern=r"^[A-Za-z_][\w.]{0,127}:[A-Za-z_]\w{0,63}$",
-        description="the task to train, as module:Class",
-        examples=["hetertrain_lab.driving:DrivingTask"],
-    )
     policy: Literal["sap", "fedavg", "fedbuff", "fedasync", "ssp", "ssgd", "asgd"] = Field(
         "sap", description="the synchronisation scheme"
     )

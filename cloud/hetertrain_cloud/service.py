@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-import torch
+from pydantic import Field
 
 from hetertrain import codec
 from hetertrain.core.update import Checkpoint
-from hetertrain.errors import StoreError, TransportError
+from hetertrain.errors import SettingsError, StoreError, TransportError
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop
-from hetertrain.task import layout_of, load_task, read_tensors
 from hetertrain.transport import mqtt
 from hetertrain.transport.claim import Claim
 from hetertrain.transport.database import own_directory
@@ -28,9 +28,10 @@ from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import pack
 from hetertrain.wire.uplink import Outgoing
+from hetertrain_cloud.beginning import Beginning, from_file, from_task
 from hetertrain_cloud.checkpoints import write_model
 from hetertrain_cloud.driver import JobDriver
-from hetertrain_cloud.evaluator import Evaluated, Evaluator
+from hetertrain_cloud.evaluator import Evaluated
 from hetertrain_cloud.history import (
     METRICS_FILE,
     OUTCOME_FILE,
@@ -38,7 +39,7 @@ from hetertrain_cloud.history import (
     whole_lines,
     write_outcome,
 )
-from hetertrain_cloud.options import JobOptions, StopRule
+from hetertrain_cloud.options import JobOptions, StopRule, TaskReference
 
 STATUS_SECONDS = 0.5
 STORE_RETRY_SECONDS = 2.0
@@ -52,6 +53,14 @@ class AggregatorSettings(JobOptions, BrokerSettings):
 
     section: ClassVar[str] = "aggregator"
 
+    task: TaskReference | None = Field(
+        None, description="the task to train, as module:Class; this or initial_model"
+    )
+    initial_model: Path | None = Field(
+        None,
+        description="a safetensors file to begin with, where nodes train in loops of their own",
+    )
+
     @property
     def directory(self) -> Path:
         """The folder of this job's state."""
@@ -61,6 +70,25 @@ class AggregatorSettings(JobOptions, BrokerSettings):
     def final_model(self) -> Path:
         """Where the newest model stands after a stop."""
         return self.directory / "final.safetensors"
+
+    def beginning(self, on_result: Callable[[Evaluated], None]) -> Beginning:
+        """Return what the job begins with.
+
+        Raises:
+            HetertrainError: neither task nor model is given, or both; or it cannot be loaded.
+        """
+        match self.task, self.initial_model:
+            case str(task), None:
+                return from_task(task, self.seed, on_result)
+            case None, Path() as path:
+                if self.stop_when is not None:
+                    raise SettingsError("stop_when needs a task: there are no metrics without one")
+                return from_file(path)
+            case _:
+                raise SettingsError(
+                    "aggregator needs either task or initial_model: give --task module:Class, or "
+                    "--initial-model FILE where nodes train in loops of their own"
+                )
 
 
 Input = mqtt.Event | Evaluated
@@ -80,13 +108,8 @@ class AggregatorService:
         self._stop_rule = None if settings.stop_when is None else StopRule.parse(settings.stop_when)
         self._times_held = 0
         """For how many evaluations in a row the rule has held."""
-        torch.set_num_threads(1)
-        torch.manual_seed(settings.seed)
-        task = load_task(settings.task)
-        model = task.model()
-        tensors = read_tensors(model)
-        self._layout = layout_of(task, model)
-        self._evaluator = Evaluator(task, model, self._layout, self._mailbox.put)
+        beginning = settings.beginning(self._mailbox.put)
+        self._layout, self._evaluation = beginning.layout, beginning.evaluation
         endpoint = settings.endpoint(f"{settings.job}-aggregator")
         self._connection = mqtt.Connection(
             endpoint,
@@ -99,7 +122,7 @@ class AggregatorService:
                 is_repeated=True,
             ),
         )
-        self._driver = self._build_driver(Checkpoint(0, *self._layout.flatten(tensors)))
+        self._driver = self._build_driver(beginning.initial)
         whole_lines(settings.directory / METRICS_FILE)
         self._status_at = 0.0
 
@@ -118,7 +141,7 @@ class AggregatorService:
             directory=settings.directory,
             keep_journal=settings.keep_journal,
             link=self._connection,
-            on_version=lambda release, elapsed: self._evaluator.offer(release.checkpoint, elapsed),
+            on_version=lambda release, elapsed: self._evaluation.offer(release.checkpoint, elapsed),
             log=self._log,
         )
 
@@ -131,7 +154,7 @@ class AggregatorService:
         """Work until stopped; return the exit code."""
         self._mailbox.stop_on_signals()
         codec.accelerate()
-        self._evaluator.start()
+        self._evaluation.start()
         self._connection.start()
         self._driver.start(time.monotonic())
         try:
@@ -238,7 +261,7 @@ class AggregatorService:
 
     def _end(self) -> None:
         self._mailbox.close()
-        self._evaluator.stop()
+        self._evaluation.stop()
         checkpoint = self._driver.machine.checkpoint
         while (event := self._mailbox.take(0.0)) is not None:
             if isinstance(event, Evaluated):

@@ -30,6 +30,8 @@ from hetertrain.errors import SettingsError
 
 PREFIX = "HETERTRAIN_"
 DEFAULT_FILE = "hetertrain.toml"
+SECRET_WORDS = ("password", "passphrase", "secret", "token", "database_url")
+"""Settings that end so are secrets, of whichever part."""
 
 
 class Settings(BaseSettings):
@@ -148,6 +150,17 @@ def is_secret(info: FieldInfo) -> bool:
     read argv.
     """
     return SecretStr in (info.annotation, *get_args(info.annotation))
+
+
+def forget_secrets(settings_class: type[Settings]) -> None:
+    """Remove secrets from the environment, so that no process that is started from now on has them.
+    Settings that are loaded keep theirs.
+    """
+    secrets = {name for name, info in settings_class.model_fields.items() if is_secret(info)}
+    endings = tuple(f"_{word.upper()}" for word in (*secrets, *SECRET_WORDS))
+    for variable in list(os.environ):
+        if variable.startswith(PREFIX) and variable.endswith(endings):
+            del os.environ[variable]
 
 
 def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -> None:

@@ -91,3 +91,19 @@ class ControlError(HetertrainError):
     def __init__(self, problem: str, message: str) -> None:
         super().__init__(f"{problem}: {message}")
         self.problem = problem
+
+
+class AgentError(HetertrainError):
+    """The agent of a session ended, or has nothing to say; ``agent_exit_code`` is its exit code
+    (None: it has none yet), ``last_words`` the end of its log.
+    """
+
+    code = "agent_ended"
+    exit_code = 12
+
+    def __init__(
+        self, message: str, agent_exit_code: int | None = None, last_words: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.agent_exit_code = agent_exit_code
+        self.last_words = last_words

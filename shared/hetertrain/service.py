@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
@@ -216,16 +217,25 @@ def _read_key(file: str) -> bytes:
 
 def end_with_parent() -> None:
     """From now on, end this process after its parent: cleanly, or at the latest at a deadline."""
-    threading.Thread(target=_end_with_parent, name="end-with-parent", daemon=True).start()
-
-
-def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait([parent.sentinel])
+        _end_after(parent.sentinel)
+
+
+def end_with_process(pid: int) -> None:
+    """From now on, end this process after another one, where the system can tell of its end."""
+    with suppress(OSError):
+        _end_after(os.pidfd_open(pid))
+
+
+def _end_after(sentinel: int) -> None:
+    def end() -> None:
+        wait([sentinel])
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_SECONDS_MAX)
         os._exit(1)
+
+    threading.Thread(target=end, name="end-with-parent", daemon=True).start()
 
 
 def node_claim(uplink: Uplink, endpoint: Endpoint) -> Claim:

@@ -26,8 +26,8 @@ from hetertrain.doctor import EXIT_CODES, Finding, Status, examine, exit_code
 from hetertrain.security import load_or_make_key
 from hetertrain_edge.checks import edge_checks
 from hetertrain_edge.service import EdgeSettings
-from hetertrain_vehicle.agent import VehicleSettings
 from hetertrain_vehicle.checks import vehicle_checks
+from hetertrain_vehicle.settings import VehicleSettings
 from tests.integration.mosquitto import Mosquitto
 from tests.integration.mute_broker import MuteBroker
 from tests.integration.production import TASK, Production

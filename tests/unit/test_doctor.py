@@ -16,8 +16,8 @@ from hetertrain.doctor import seconds_max as longest
 from hetertrain.transport.database import own_directory, owner_of
 from hetertrain_edge.checks import edge_checks
 from hetertrain_edge.service import EdgeSettings
-from hetertrain_vehicle.agent import VehicleSettings
 from hetertrain_vehicle.checks import vehicle_checks
+from hetertrain_vehicle.settings import VehicleSettings
 
 START_SECONDS = 2.0
 """For the interpreter, and what it loads."""

@@ -11,41 +11,32 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from multiprocessing.connection import Connection as Pipe
-from pathlib import Path
-from typing import Annotated, ClassVar, Protocol
+from multiprocessing.connection import Connection
+from typing import Protocol
 
 import numpy as np
-from pydantic import AfterValidator, Field
 
-from hetertrain.core.eligibility import check_rules
+from hetertrain.core.layout import Vector
 from hetertrain.core.policy import SYNC_PRESETS
 from hetertrain.core.tiers import TIERS
 from hetertrain.core.worker import Trained, TrainOrder, Worker
-from hetertrain.errors import FrameError, SettingsError, StoreError, TrainError
+from hetertrain.errors import FrameError, StoreError, TrainError
 from hetertrain.logging import get_logger
-from hetertrain.service import BrokerSettings, Mailbox, Stop, node_claim
+from hetertrain.service import Mailbox, Stop, node_claim
 from hetertrain.transport import mqtt
 from hetertrain.transport.database import own_directory
 from hetertrain.transport.outbox import Outbox
+from hetertrain.transport.pipe import AgentEnd
 from hetertrain.wire import topics
-from hetertrain.wire.frames import (
-    InterruptCommand,
-    NodeState,
-    TrainCommand,
-    TrainedReport,
-    TrainerReady,
-    TrainFailed,
-    pack,
-    unpack,
-)
+from hetertrain.wire.frames import TrainCommand, TrainedReport, TrainerReady, TrainFailed
 from hetertrain.wire.uplink import Uplink
 from hetertrain_vehicle.budgets import Ledger, Limits
 from hetertrain_vehicle.driver import VehicleDriver
 from hetertrain_vehicle.link import Linked, VehicleLink
 from hetertrain_vehicle.permission import Permissions
+from hetertrain_vehicle.settings import VehicleSettings
 from hetertrain_vehicle.signals import SignalsHeard, SignalSource, SignalTable, open_source
 
 RESTART_SECONDS_MAX = 60.0
@@ -56,99 +47,6 @@ TRAINER_SECONDS_MAX = 120.0
 """How long a trainer may take to load its task."""
 CHECK_SECONDS = 1.0
 """How often rules and budgets are looked at when no signal has changed."""
-
-Rules = Annotated[tuple[str, ...], AfterValidator(check_rules)]
-
-
-class VehicleSettings(BrokerSettings):
-    """Settings of one vehicle."""
-
-    section: ClassVar[str] = "vehicle"
-
-    node: str = Field(description="this node's stable id")
-    cell: str = Field(topics.CLOUD_CELL, description="the gateway to speak to at first, or 'cloud'")
-    cells: dict[str, str] = Field(
-        {},
-        description="brokers of the cells that the vehicle comes through, as cell=HOST:PORT; it "
-        "goes to the one that the signal 'cell' names, and to the next where it has no link",
-    )
-    cell_patience_seconds: float = Field(
-        15.0, ge=1, description="how long without a link before the next of the cells is tried"
-    )
-    tier: str = Field("t2", description="the class of this node's link to begin with: t0 to t4")
-    follow_link: bool = Field(
-        True, description="change the tier when transfers show that the link is in another one"
-    )
-    task: str = Field(description="the task to train, as module:Class")
-    labels: dict[str, str] = Field({}, description="labels of this node, as key=value")
-    seed: int = Field(0, ge=0, description="seeds the order of batches")
-    step_seconds_min: float = Field(0.0, ge=0, description="pad each step to this duration")
-    trainer_nice: int = Field(
-        0, ge=0, le=19, description="how much the trainer gives way to other programs"
-    )
-    trainer_memory_mib: int | None = Field(
-        None, ge=64, description="memory that the trainer may have; unset: what there is"
-    )
-    signals: str | None = Field(
-        None,
-        description="where the vehicle's signals come from: file:PATH, mqtt://HOST:PORT/PREFIX or "
-        "kuksa://HOST:PORT",
-    )
-    signals_ca_file: str | None = Field(
-        None, description="PEM file of the CA of the signals' source; set: TLS"
-    )
-    signals_seconds_max: float | None = Field(
-        None, gt=0, description="a signal not repeated for so long is unknown; unset: it stands"
-    )
-    train_when: Rules = Field(
-        (), description="train only when this holds, as 'Vehicle.Speed < 1'; may be repeated"
-    )
-    send_when: Rules = Field(
-        (), description="use the link only when this holds, as 'network in wifi, ethernet'"
-    )
-    follow_job_rules: bool = Field(
-        True, description="the job's own rules count too; off: the owner's alone"
-    )
-    megabytes_per_month: dict[str, float] = Field(
-        {}, description="what may cross a link, by its type, as cellular=500; any: all together"
-    )
-    processor_seconds_per_day: float | None = Field(
-        None, gt=0, description="processor time that training may take in a day"
-    )
-    disk_mib: float | None = Field(
-        None, gt=0, description="room that this node's state may take before training rests"
-    )
-    limit_link: bool = Field(
-        False, description="hold the link to the tier's rate, and stay in the tier"
-    )
-
-    @property
-    def directory(self) -> Path:
-        """The folder of this node's state."""
-        return self.state_directory / self.node
-
-    def state(self) -> NodeState:
-        """Return the node's state as it first announces it.
-
-        Raises:
-            SettingsError: a name cannot stand in a topic, or the tier is unknown.
-        """
-        topics.check_name("node", self.node)
-        topics.check_name("job", self.job)
-        topics.check_name("cell", self.cell)
-        if self.tier not in TIERS:
-            raise SettingsError(f"tier {self.tier!r} is unknown: use one of {', '.join(TIERS)}")
-        for cell, address in self.cells.items():
-            topics.check_name("cell", cell)
-            read_address(address)
-        return NodeState(
-            node=self.node,
-            job=self.job,
-            cell=self.cell,
-            tier=self.tier,
-            role="vehicle",
-            is_online=True,
-        )
 
 
 class TrainerEnded:
@@ -169,7 +67,7 @@ Input = Linked | Said | SignalsHeard
 class TrainerSource(Protocol):
     """Starts trainers, one at a time."""
 
-    def start(self) -> Pipe:
+    def start(self) -> Connection:
         """Start one, in place of the one before; return our end of its pipe."""
 
     def ending(self) -> str:
@@ -199,12 +97,13 @@ class TrainerPipe:
             is_fresh=order.is_fresh,
             measures=order.measures,
             integers=tuple(int(i) for i in integers),
+            version=order.version,
         )
-        self._agent.send(pack(command, b"" if vector is None else vector.tobytes()))
+        self._agent.pipe.order(command, vector)
 
     def interrupt(self) -> None:
         """Send an ``InterruptCommand``."""
-        self._agent.send(pack(InterruptCommand()))
+        self._agent.pipe.interrupt()
 
     def rest(self) -> None:
         """Pause the process; what it has done it reports when it goes on."""
@@ -267,9 +166,9 @@ class Agent:
         self._life += 1
         self._restart_at = math.inf
         self._ready_by = time.monotonic() + TRAINER_SECONDS_MAX
-        self._pipe = self._trainers.start()
+        self.pipe = AgentEnd(self._trainers.start())
         threading.Thread(
-            target=self._read_pipe, args=(self._pipe, self._life), name="trainer-pipe", daemon=True
+            target=self._read_pipe, args=(self.pipe, self._life), name="trainer-pipe", daemon=True
         ).start()
 
     def _start(self) -> None:
@@ -308,14 +207,7 @@ class Agent:
 
     def _connect(self, uplink: Uplink, put: Callable[[mqtt.Event], None]) -> mqtt.Connection:
         """Make a connection to the broker of the cell that the vehicle is in."""
-        settings = self._settings
-        tier = TIERS[settings.tier]
-        rate = tier.rate_bits_per_second if settings.limit_link else None
-        endpoint = settings.endpoint(settings.node, rate)
-        address = settings.cells.get(uplink.state.cell)
-        if address is not None:
-            host, port = read_address(address)
-            endpoint = replace(endpoint, host=host, port=port)
+        endpoint = self._settings.endpoint_in(uplink.state.cell)
         return mqtt.Connection(
             endpoint,
             uplink.subscriptions,
@@ -429,6 +321,7 @@ class Agent:
                 self._permissions.ledger.count_processor(said.cpu_seconds, wall)
                 self._driver.trained(said, now)
             case TrainerReady():
+                self.pipe.accept(said)
                 if not self._is_loaded:
                     self._is_loaded = True
                     self._driver.introduce(said)
@@ -445,7 +338,7 @@ class Agent:
             raise TrainError(f"the task cannot be loaded: {reason}")
         self._ready_by = math.inf
         self._life += 1  # What the old one may still say is no longer of interest.
-        self._pipe.close()
+        self.pipe.close()
         has_lived = now - self._ready_at > SETTLED_SECONDS
         self._failures = 1 if has_lived else self._failures + 1
         self._restart_at = now + min(RESTART_SECONDS_MAX, 2.0 ** min(self._failures - 1, 16))
@@ -460,13 +353,15 @@ class Agent:
         self._driver.close()
         self._save_ledger(math.inf)
         if self._life:
-            self._pipe.close()
+            self.pipe.close()
         self._trainers.stop()
         self._log.info("agent_stopped", updates=self._driver.worker.num_updates)
 
     def pause_trainer(self) -> None:
         """Stop the trainer; one that still loads goes on with that, and waits then."""
-        self.send(pack(InterruptCommand()))
+        if not self._life:
+            return  # There is none yet.
+        self.pipe.interrupt()
         if self._ready_by == self._restart_at == math.inf:
             self._trainers.pause()
 
@@ -474,44 +369,32 @@ class Agent:
         """Let the trainer go on."""
         self._trainers.resume()
 
-    def send(self, frame: bytes) -> None:
-        """Send a command to the trainer; one that has ended hears nothing, and that is noticed."""
-        if not self._life:
-            return  # There is none yet.
-        try:
-            self._pipe.send_bytes(frame)
-        except OSError as error:
-            self._log.debug("trainer_pipe_broken", error=str(error))
-
-    def _read_pipe(self, pipe: Pipe, life: int) -> None:
+    def _read_pipe(self, pipe: AgentEnd, life: int) -> None:
         """Put a trainer's reports into the mailbox."""
         try:
             while True:
-                message, payload = unpack(pipe.recv_bytes())
-                match message:
-                    case TrainedReport():
-                        local = np.frombuffer(payload, np.float32)
-                        integers = np.asarray(message.integers, np.int64)
-                        figures = (message.steps, message.seconds, message.metrics)
-                        trained = Trained(local, integers, *figures, message.cpu_seconds)
-                        self._mailbox.put(Said(life, trained))
-                    case TrainerReady() | TrainFailed():
-                        self._mailbox.put(Said(life, message))
-                    case _:
-                        raise FrameError("direction", f"{type(message).__name__} from a trainer")
+                match pipe.receive():
+                    case (report, local):
+                        self._mailbox.put(Said(life, trained_of(report, local)))
+                    case said:
+                        self._mailbox.put(Said(life, said))
+        except FrameError as error:
+            failed = TrainFailed(error=error.code, message=str(error)[:500])
+            self._mailbox.put(Said(life, failed))
         # A TypeError is what a pipe raises that our own end closes while we read.
-        except (OSError, EOFError, FrameError, TypeError) as error:
+        except (OSError, EOFError, TypeError) as error:
             self._log.debug("trainer_pipe_ended", error=str(error))
             self._mailbox.put(Said(life, TrainerEnded()))
 
 
-def read_address(text: str) -> tuple[str, int]:
-    """Read ``HOST:PORT``.
-
-    Raises:
-        SettingsError: it is not of this form.
-    """
-    host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise SettingsError(f"{text!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
+def trained_of(report: TrainedReport, local: Vector) -> Trained:
+    """Return what a report means to the worker."""
+    return Trained(
+        local=local,
+        integers=np.asarray(report.integers, np.int64),
+        steps=report.steps,
+        seconds=report.seconds,
+        metrics=report.metrics,
+        cpu_seconds=report.cpu_seconds,
+        examples=report.examples,
+    )

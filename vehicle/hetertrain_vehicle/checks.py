@@ -10,7 +10,7 @@ from hetertrain.checks_node import control_check, node_checks
 from hetertrain.core.tiers import TIERS
 from hetertrain.doctor import Check, Finding, failed, ok
 from hetertrain.wire.uplink import Uplink
-from hetertrain_vehicle.agent import VehicleSettings
+from hetertrain_vehicle.settings import VehicleSettings
 
 TASK_SECONDS = 24.0
 SPARE_SECONDS = 1.0
@@ -25,17 +25,18 @@ def vehicle_checks(settings: VehicleSettings) -> list[Check]:
     """
     state = settings.state()
     uplink = Uplink(state, TIERS[state.tier])
+    host, port = settings.broker_of(settings.cell)
     link = Link(
-        host=settings.broker_host,
-        port=settings.broker_port,
-        endpoint=lambda: settings.endpoint(settings.node),
+        host=host,
+        port=port,
+        endpoint=lambda: settings.endpoint_in(settings.cell),
         # The last: whether another process is at work in its name, a vehicle hears there.
         subscriptions=(*uplink.subscriptions, uplink.will.topic),
         publications=uplink.publications,
     )
     task = Check(
         name="task",
-        run=lambda: check_task(settings.task),
+        run=lambda: _check_task(settings.task),
         seconds=TASK_SECONDS,
         silence="see what the task's module does when it is imported",
     )
@@ -43,8 +44,10 @@ def vehicle_checks(settings: VehicleSettings) -> list[Check]:
     return [task, *node, *link_checks(link), control_check(settings)]
 
 
-def check_task(task: str) -> Finding:
+def _check_task(task: str | None) -> Finding:
     """Import the task and build it, in a process of its own, as a trainer does."""
+    if task is None:
+        return ok("there is none: this vehicle trains in a loop of its own")
     advice = "check task and PYTHONPATH, and that what the task imports is installed"
     seconds = TASK_SECONDS - SPARE_SECONDS
     try:

@@ -1,10 +1,10 @@
 """The process that trains: runs the user's task on the node's own data, step by step, as it is
 told.
 
-It speaks frames over a pipe to its agent: a ``TrainCommand`` with a number of steps (and a vector
-to start from), answered by a ``TrainedReport`` with the local vector; an ``InterruptCommand`` ends
-the order at the next step boundary. When the agent goes away, so does the trainer. Training state
-beside the model (the optimiser's) lives here only.
+It speaks over a pipe to its agent: a ``TrainCommand`` with a number of steps (and a vector to start
+from), answered by a ``TrainedReport`` with the local vector; an ``InterruptCommand`` ends the order
+at the next step boundary. When the agent goes away, so does the trainer. Training state beside the
+model (the optimiser's) lives here only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,15 +24,9 @@ from torch import nn
 from hetertrain.core.layout import Integers, ParameterLayout, Vector
 from hetertrain.errors import TaskError, TrainError
 from hetertrain.task import Batch, Node, Task, layout_of, load_task, read_tensors, write_tensors
-from hetertrain.wire.frames import (
-    InterruptCommand,
-    TrainCommand,
-    TrainedReport,
-    TrainerReady,
-    TrainFailed,
-    pack,
-    unpack,
-)
+from hetertrain.transport.pipe import TrainerEnd
+from hetertrain.wire.frames import TrainCommand, TrainedReport, TrainerReady, TrainFailed, pack
+from hetertrain_vehicle.duty import DutyCycle
 
 
 @dataclass(slots=True)
@@ -75,6 +70,19 @@ class Trainer:
         """Copy the local model."""
         return self.layout.flatten(read_tensors(self.model))
 
+    def write(self, vector: Vector) -> Integers:
+        """Copy the local model into ``vector``; return its integers.
+
+        Raises:
+            TrainError: a parameter is not finite.
+        """
+        _, integers = self.layout.flatten(read_tensors(self.model), vector)
+        if not np.isfinite(vector).all():
+            raise TrainError(
+                "a parameter is not finite: lower the learning rate, or check the data"
+            )
+        return integers
+
     def step(self) -> float:
         """Train one batch and return its loss.
 
@@ -97,47 +105,57 @@ class Trainer:
         return value
 
 
-def serve(pipe: Connection, task_reference: str, node: Node, step_seconds_min: float) -> None:
-    """Run a trainer for the agent at the other end of ``pipe`` until it closes."""
+def serve(
+    connection: Connection,
+    task_reference: str,
+    node: Node,
+    step_seconds_min: float = 0.0,
+    cpu_share: float | None = None,
+) -> None:
+    """Run a trainer for the agent at the other end of a pipe until it closes."""
     torch.set_num_threads(1)
     torch.manual_seed(node.seed)
     try:
         task = load_task(task_reference)
         trainer = Trainer(task, node, step_seconds_min)
+        pipe = TrainerEnd(connection, trainer.layout.size)
         ready = TrainerReady(
             examples=task.examples(node),
             layout=trainer.layout.digest,
             size=trainer.layout.size,
             label=task.label(node),
         )
-        pipe.send_bytes(pack(ready))
+        pipe.ready(ready)
+        # Loading is over in a while, whatever it took, and is not rested for.
+        duty = DutyCycle(cpu_share, time.monotonic(), time.process_time())
         while True:
-            command, payload = unpack(pipe.recv_bytes())
+            command = pipe.receive()
             if isinstance(command, TrainCommand):
-                pipe.send_bytes(_train(trainer, command, payload, pipe))
+                pipe.report(_train(trainer, command, pipe, duty))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # The agent has gone.
     except Exception as error:  # the user's code may raise anything; the agent reports it
-        _report_failure(pipe, error)
+        _report_failure(connection, error)
 
 
-def _train(trainer: Trainer, command: TrainCommand, payload: memoryview, pipe: Connection) -> bytes:
-    if len(payload):
-        start = np.frombuffer(payload, np.float32)
-        trainer.load(start, np.asarray(command.integers, np.int64))
+def _train(
+    trainer: Trainer, command: TrainCommand, pipe: TrainerEnd, duty: DutyCycle
+) -> TrainedReport:
+    if command.has_start:
+        trainer.load(pipe.vector, np.asarray(command.integers, np.int64))
     if command.is_fresh:
         trainer.reset_optimizer()
     metrics = trainer.measure() if command.measures else {}
     started, cpu_started = time.monotonic(), time.process_time()
     loss, done = 0.0, 0
-    while done < command.steps and not _is_interrupted(pipe):
+    while done < command.steps and not pipe.poll(
+        duty.rest_seconds(time.monotonic(), time.process_time())
+    ):
         loss = trainer.step()
         done += 1
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - cpu_started
-    vector, integers = trainer.vector()
-    if not np.isfinite(vector).all():
-        raise TrainError("a parameter is not finite: lower the learning rate, or check the data")
-    report = TrainedReport(
+    integers = trainer.write(pipe.vector)
+    return TrainedReport(
         steps=done,
         seconds=seconds,
         loss=loss,
@@ -145,22 +163,11 @@ def _train(trainer: Trainer, command: TrainCommand, payload: memoryview, pipe: C
         metrics=metrics,
         cpu_seconds=cpu_seconds,
     )
-    return pack(report, vector.tobytes())
 
 
-def _is_interrupted(pipe: Connection) -> bool:
-    if not pipe.poll():
-        return False
-    message, _ = unpack(pipe.recv_bytes())
-    assert isinstance(message, InterruptCommand), "one order at a time"
-    return True
-
-
-def _report_failure(pipe: Connection, error: Exception) -> None:
+def _report_failure(connection: Connection, error: Exception) -> None:
     code: Any = error.code if isinstance(error, TaskError | TrainError) else type(error).__name__
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     failed = TrainFailed(error=str(code)[:500], message=str(error)[:500], peak_mib=peak)
-    try:
-        pipe.send_bytes(pack(failed))
-    except OSError:
-        return  # The agent has gone; it logged the end of the pipe.
+    with suppress(OSError):  # An agent that has gone logged the end of the pipe.
+        connection.send_bytes(pack(failed))

@@ -6,14 +6,16 @@ import ctypes
 import os
 import resource
 import signal
+import stat
 import sys
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 
-from hetertrain.errors import TrainError
+from hetertrain.errors import SettingsError, TrainError
+from hetertrain.service import end_with_process
 from hetertrain.task import Node
-from hetertrain_vehicle.agent import VehicleSettings
+from hetertrain_vehicle.settings import VehicleSettings
 
 END_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
@@ -75,6 +77,23 @@ class GivenTrainer:
     def __init__(self, pipe: Connection) -> None:
         self._pipe: Connection | None = pipe
 
+    @classmethod
+    def at(cls, descriptor: int) -> GivenTrainer:
+        """Take over the trainer that started this process, and end after it.
+
+        Raises:
+            SettingsError: the descriptor is not a socket's.
+        """
+        try:
+            is_socket = stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+        except OSError:
+            is_socket = False
+        if not is_socket:
+            raise SettingsError(f"trainer-fd {descriptor} is no socket: it is for hetertrain.join")
+        os.set_inheritable(descriptor, False)
+        end_with_process(os.getppid())
+        return cls(Connection(descriptor))
+
     def start(self) -> Connection:
         """Return its pipe.
 
@@ -104,9 +123,15 @@ def start_trainer(
     context: SpawnContext | ForkServerContext, settings: VehicleSettings
 ) -> tuple[BaseProcess, Connection]:
     """Start the trainer of one vehicle; return its process and the agent's end of the pipe."""
+    assert settings.task is not None, "who starts a trainer has a task for it"
     ours, theirs = Pipe()
     limits = (settings.trainer_nice, settings.trainer_memory_mib)
-    arguments = (settings.task, node_of(settings), settings.step_seconds_min)
+    arguments = (
+        settings.task,
+        node_of(settings),
+        settings.step_seconds_min,
+        settings.trainer_cpu_share,
+    )
     process = context.Process(
         target=run_trainer,
         args=(theirs, *arguments, *limits),
@@ -133,6 +158,7 @@ def run_trainer(
     task: str,
     node: Node,
     step_seconds_min: float,
+    cpu_share: float | None,
     nice: int,
     memory_mib: int | None,
 ) -> None:
@@ -145,7 +171,7 @@ def run_trainer(
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     from hetertrain_vehicle.trainer import serve
 
-    serve(pipe, task, node, step_seconds_min)
+    serve(pipe, task, node, step_seconds_min, cpu_share)
 
 
 def _end_with_parent() -> None:

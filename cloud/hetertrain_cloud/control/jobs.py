@@ -21,7 +21,7 @@ from hetertrain.core.eligibility import RULE_CHARACTERS_MAX, RULES_MAX, check_ru
 from hetertrain_cloud.control.problems import conflict, not_found
 from hetertrain_cloud.control.tables import Job, Node
 from hetertrain_cloud.control.trail import write_entry
-from hetertrain_cloud.options import JobOptions
+from hetertrain_cloud.options import JobOptions, TaskReference
 
 Rules = Annotated[
     tuple[Annotated[str, Field(max_length=RULE_CHARACTERS_MAX)], ...],
@@ -33,10 +33,11 @@ ENDED = ("stopped", "completed")
 
 
 class JobSpecification(JobOptions):
-    """A job's options, and which nodes may work on it."""
+    """A job's task and options, and which nodes may work on it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    task: TaskReference
     eligible_labels: dict[str, str] = Field(
         {},
         max_length=16,

@@ -94,13 +94,16 @@ class ParameterLayout:
                 is_buffer[place.start : place.start + place.size] = True
         return is_buffer
 
-    def flatten(self, tensors: Mapping[str, NDArray[np.generic]]) -> tuple[Vector, Integers]:
-        """Copy named tensors into ``(size,)`` float32 and ``(integer_size,)`` int64.
+    def flatten(
+        self, tensors: Mapping[str, NDArray[np.generic]], into: Vector | None = None
+    ) -> tuple[Vector, Integers]:
+        """Copy named tensors into ``(size,)`` float32, where given ``into``, and
+        ``(integer_size,)`` int64.
 
         Raises:
             LayoutError: a tensor is missing or has another shape.
         """
-        vector = np.empty(self.size, np.float32)
+        vector = np.empty(self.size, np.float32) if into is None else into
         integers = np.empty(self.integer_size, np.int64)
         for place in self.places:
             if place.role is Role.LOCAL:

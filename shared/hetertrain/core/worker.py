@@ -75,6 +75,8 @@ class Trained:
     """What the model measured that the order began with, where the order asked for it."""
     cpu_seconds: float = 0.0
     """Processor time that the steps took, over all threads."""
+    examples: int = 0
+    """How many the node holds by now; 0: as many as before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class TrainOrder:
     """Reset the local optimiser's momentum (after a synchronisation)."""
     measures: bool = False
     """Measure ``start`` on the node's own held-out data first."""
+    version: int = -1
+    """The version that the node is on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,7 @@ class Worker:
         self._integers = event.integers
         self._steps_unsent += event.steps
         self.num_steps += event.steps
+        self.examples = event.examples or self.examples
         if event.steps:
             self._step_seconds = event.seconds / event.steps
 
@@ -342,7 +347,7 @@ class Worker:
             steps = max(1, min(steps, self.policy.pace_steps - self._steps_unsent))
         start = (self._local, self._integers) if self._must_restart else None
         measures = self.policy.evaluate_on_nodes and self._is_fresh and start is not None
-        order = TrainOrder(steps, start, self._is_fresh, measures)
+        order = TrainOrder(steps, start, self._is_fresh, measures, self.version)
         self._must_restart = self._is_fresh = False
         self._is_training = True
         return order

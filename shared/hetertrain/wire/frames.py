@@ -255,12 +255,18 @@ class AggregatorStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainCommand:
-    """To a trainer process: train; the payload, if any, is where to start from."""
+    """To a trainer process: train, from the start that stands in the payload or the shared memory,
+    else from where it stands.
+    """
 
     steps: Count
     is_fresh: bool
     measures: bool = False
     integers: tuple[int, ...] = ()
+    """Of the start."""
+    has_start: bool = False
+    version: Annotated[int, Field(ge=-1)] = -1
+    """The version that the node is on; -1: not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,11 +282,24 @@ class TrainerReady:
     layout: Digest
     size: Count
     label: Text
+    shares_memory: bool = False
+    """It can take a vector's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryShared:
+    """To a trainer process: vectors of ``size`` floats stand in memory that is shared from now on;
+    its descriptor follows this frame.
+    """
+
+    size: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedReport:
-    """From a trainer process: stopped at a step boundary; the payload is the local vector."""
+    """From a trainer process: stopped at a step boundary; the local vector is the payload, or
+    stands in the shared memory.
+    """
 
     steps: Count
     seconds: Seconds
@@ -289,6 +308,10 @@ class TrainedReport:
     metrics: Metrics = field(default_factory=dict)
     cpu_seconds: Seconds = 0.0
     """Processor time that the steps took, over all threads; 0: not measured."""
+    examples: Count = 0
+    """How many the node holds by now; 0: as many as before."""
+    is_shared: bool = False
+    """The vector stands in the shared memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,6 +344,7 @@ Message = (
     | TrainerReady
     | TrainedReport
     | TrainFailed
+    | MemoryShared
 )
 
 M = TypeVar("M", bound=Message)
@@ -345,6 +369,7 @@ _KINDS: dict[int, type[Message]] = {
     50: TrainerReady,
     51: TrainedReport,
     52: TrainFailed,
+    53: MemoryShared,
 }
 """The numbers are the protocol: never reuse one."""
 _NUMBERS = {message_class: number for number, message_class in _KINDS.items()}
