@@ -213,6 +213,8 @@ class ModelContent:
     """(version, examples_cap, reference_steps, norm_median)."""
     slowest: Count = 0
     """The clock of the slowest node."""
+    local: Count = 0
+    """Counts the models that a gateway without its cloud makes on a version; 0: the cloud's own."""
     signature: Signature = b""
     """The aggregator's, over all of this head; empty: it has no key."""
     certificate: Certificate = b""
