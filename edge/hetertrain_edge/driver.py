@@ -71,6 +71,8 @@ from hetertrain_edge.kept_model import KeptModel
 from hetertrain_edge.local_versions import LocalVersions
 
 INBOX_BYTES_MAX = 1 << 30
+LOCAL_NOTED = 16
+"""Of so many local versions the first is noted durably."""
 _OPEN = 0
 _SEALED_MIN = -(1 << 62)
 
@@ -178,8 +180,11 @@ class GatewayDriver:
         """Serve the version that was kept, or the cell's own on it, where there was one."""
         assert self._combiner is not None, "a version was kept"
         self._model = model
+        self._combiner.serve(model.version, model.terms.statistics)
         self.uplink.hold(model)
-        self._local.number = int(self._inbox.noted("local") or 0)
+        noted = int(self._inbox.noted("local") or 0)
+        # At least as many as there were.
+        self._local.number = noted + LOCAL_NOTED if noted else 0
         self._local.worked(self._combiner.nodes(), now)
         if self._local.number and self._combiner.makes_local:
             self._make_local(now)
@@ -203,7 +208,8 @@ class GatewayDriver:
         number = self._local.made()
         if not combiner.has_work:
             return
-        self._inbox.note("local", str(number))
+        if number % LOCAL_NOTED == 1:
+            self._inbox.note("local", str(number))
         checkpoint = Checkpoint(model.version, model.vector, model.integers)
         made = combiner.local_cut(checkpoint)
         if not np.isfinite(made.vector).all():

@@ -2,9 +2,9 @@
 cell is served from it, and with the cloud only what is new comes down.
 
 The file is the frame in which a whole model travels, with the digests of both. A version comes
-every few seconds, so it is not written each time: at first, when the link to the cloud breaks, at
-the end, and every ``SAVE_SECONDS`` between. A gateway that was killed while the link was up has the
-cloud to ask.
+every second or two, which would wear out a disk. So it is written at first, when the link to the
+cloud breaks, at the end, and between these every ``SAVE_SECONDS``, or so seldom that it comes to
+``SAVE_BYTES_PER_SECOND``: what was lost in a power cut is a few versions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from hetertrain.wire.contents import integers_of, model_head, model_terms, unpac
 from hetertrain.wire.frames import ModelContent, pack_head
 from hetertrain.wire.uplink import ModelReceived
 
-SAVE_SECONDS = 300.0
+SAVE_SECONDS = 30.0
+SAVE_BYTES_PER_SECOND = 1 << 20
 
 
 class KeptModel:
@@ -62,7 +63,7 @@ class KeptModel:
         model, self._unsaved = self._unsaved, None
         if model is None:
             return
-        self._save_at = now + SAVE_SECONDS
+        self._save_at = now + max(SAVE_SECONDS, model.vector.nbytes / SAVE_BYTES_PER_SECOND)
         head = model_head(
             version=model.version,
             sync=None,

@@ -188,3 +188,15 @@ def test_only_a_run_that_ended_makes_orphans() -> None:
     combiner.handle(VersionAnnounced(1, {1: Statistics()}, None, "another"), 3.0)
     assert combiner.num_orphaned == 2
     assert not combiner.has_work
+
+
+def test_a_cell_that_is_served_an_older_version_after_a_power_cut_is_not_refused() -> None:
+    combiner = make_combiner()
+    combiner.handle(VersionAnnounced(200, {200: Statistics()}, None), 1.0)
+    combiner.serve(7, {7: Statistics()})
+    for seq, base in ((1, 7), (2, 200)):
+        update = make_update("n0", seq, base_version=base)
+        assert combiner.handle(UpdateArrived(update), 2.0).verdicts[0].outcome is Outcome.MERGED
+    combiner.handle(VersionAnnounced(201, {201: Statistics()}, None), 3.0)
+    late = combiner.handle(UpdateArrived(make_update("n0", 3, base_version=7)), 4.0)
+    assert late.verdicts[0].outcome is Outcome.REJECTED

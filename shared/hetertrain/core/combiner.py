@@ -30,7 +30,14 @@ from hetertrain.core.aggregator import Pulled, SyncNotice, Tick, UpdateArrived, 
 from hetertrain.core.gate import Gate, Outcome, Seen, Verdict
 from hetertrain.core.members import FlushSettled, MemberGone, Members, MemberSeen
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
-from hetertrain.core.update import CONTRIBUTIONS_MAX, Checkpoint, Partial, Update, cut
+from hetertrain.core.update import (
+    CONTRIBUTIONS_MAX,
+    Checkpoint,
+    Contribution,
+    Partial,
+    Update,
+    cut,
+)
 
 CELL_SHARE = 0.7
 """The share of a synchronisation's deadline that the cell gets; the rest is for the way to the
@@ -130,6 +137,8 @@ class Combiner:
     _first_at: float | None = None
     _sync_closes_at: float | None = None
     _seals: bool = False
+    _waiting: Partial | None = None
+    """What a local cut needs of the partials in flight and sealed, in one; None: not made yet."""
 
     def handle(self, event: Event, now: float) -> Ready:
         """Take one event at time ``now`` (seconds of any monotonic clock)."""
@@ -152,7 +161,8 @@ class Combiner:
                 self.members.begin_sync(sync)
                 self._sync_closes_at = now + notice.deadline_seconds
             case PartialSettled(verdict):
-                self.is_in_flight, self.bases_in_flight, self.in_flight = False, frozenset(), None
+                self.is_in_flight, self.bases_in_flight = False, frozenset()
+                self.in_flight = self._waiting = None
                 settled = verdict
             case Pulled():
                 self._first_at = None if self._first_at is None else -math.inf
@@ -168,14 +178,23 @@ class Combiner:
             self.seen.add(key)
         self._fly(in_flight)
 
+    def serve(self, version: int, statistics: Mapping[int, Statistics]) -> None:
+        """Note that the cell is served an older version than the newest until there is another:
+        what starts from it is no laggard's.
+        """
+        lag = max(0, self.version - version)
+        self.gate = replace(self.gate, max_lag=self.policy.max_lag + lag)
+        self.statistics = dict(statistics) | self.statistics
+
     def _fly(self, partial: Partial) -> None:
         self.is_in_flight, self.bases_in_flight = True, frozenset(partial.groups)
         self.in_flight = partial if self.makes_local else None
+        self._waiting = None
 
     def seal(self) -> None:
         """Close the open partial, to be forwarded as it is when its turn comes."""
         self.sealed.append(self.open)
-        self.open, self._first_at = Partial(), None
+        self.open, self._first_at, self._waiting = Partial(), None, None
 
     def has_room_for(self, num_updates: int) -> bool:
         """Tell whether the open partial can take so many more."""
@@ -195,9 +214,9 @@ class Combiner:
         update counts in full.
         """
         assert self.makes_local, "the partial in flight is kept only then"
-        together = Partial()
-        for each in self._pieces():
-            together.absorb(each)
+        if self._waiting is None:
+            self._waiting = _together(piece for piece in self._pieces() if piece is not self.open)
+        together = _together((self._waiting, self.open))
         newest = max(checkpoint.version, *together.groups)
         made = cut(
             replace(checkpoint, version=newest),
@@ -260,9 +279,11 @@ class Combiner:
             self.gate = replace(self.gate, lineage=event.lineage)
             self.num_orphaned += self.num_collected
             self.sealed.clear()
-            self.open, self._first_at, self.in_flight = Partial(), None, None
+            self.open, self._first_at = Partial(), None
+            self.in_flight = self._waiting = None
             self.statistics = {}
         self.version = event.version
+        self.gate = replace(self.gate, max_lag=self.policy.max_lag)
         # Updates may be collected again after a refusal, so the statistics of their bases outlive
         # the gate's need of them.
         needed = self.bases_in_flight.union(self.open.groups, *(p.groups for p in self.sealed))
@@ -322,3 +343,18 @@ class Combiner:
             return Waiting("members", "no active node is connected")
         need = self.policy.nodes_for_cut(self.members.num_active)
         return Waiting("updates", f"{need} nodes' updates needed, {len(self.open.nodes())} present")
+
+
+def _together(pieces: Iterable[Partial]) -> Partial:
+    """Merge partials for a cut that is not kept: of each node its heaviest contribution is named,
+    which is all that counts there, and a day's are too many to be counted again each time.
+    """
+    together = Partial()
+    for piece in pieces:
+        heaviest: dict[str, Contribution] = {}
+        for item in piece.contributions.values():
+            if item.node not in heaviest or heaviest[item.node].mass < item.mass:
+                heaviest[item.node] = item
+        named = {(item.node, item.seq): item for item in heaviest.values()}
+        together.absorb(replace(piece, contributions=named))
+    return together
