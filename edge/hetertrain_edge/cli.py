@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 from hetertrain.cli import Command, enrol_command
 from hetertrain.config import Settings
+from hetertrain.doctor import Check, doctor_command
 
 NEEDS = ("iotcore",)
 
@@ -23,6 +26,12 @@ def _settings() -> type[Settings]:
     return EdgeSettings
 
 
+def _checks(settings: Any) -> Sequence[Check]:
+    from hetertrain_edge.checks import edge_checks
+
+    return edge_checks(settings)
+
+
 COMMANDS = (
     enrol_command("edge"),
     Command(
@@ -31,4 +40,5 @@ COMMANDS = (
         run=run_edge,
         settings=_settings,
     ),
+    doctor_command("edge", _settings, _checks),
 )

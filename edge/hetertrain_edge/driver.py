@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -33,9 +34,10 @@ from hetertrain.core.combiner import (
 )
 from hetertrain.core.gate import Gate, Outcome, Verdict
 from hetertrain.core.update import Checkpoint
-from hetertrain.errors import TransportError
+from hetertrain.errors import StoreError, TransportError
 from hetertrain.transport import mqtt
 from hetertrain.transport.inbox import Inbox
+from hetertrain.transport.newest import NewestNote
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
 from hetertrain.wire.contents import (
@@ -97,6 +99,7 @@ class GatewayDriver:
         self._log = log
         self._inbox = Inbox(directory / "inbox.db")
         self._outbox = Outbox(directory / "outbox.db", first_seq)
+        self._newest = NewestNote(self._outbox, uplink)
         self.cell = Cell(downlink, south, self._take_cell, log)
         self._combiner: Combiner | None = None
         self.num_partials = 0
@@ -142,7 +145,11 @@ class GatewayDriver:
         return min(self._uplink_wakes_at, self._combiner_wakes_at, self.cell.wakes_at)
 
     def tick(self, now: float) -> None:
-        """Do what is due."""
+        """Do what is due.
+
+        Raises:
+            StoreError: a store cannot be written.
+        """
         if now >= self._combiner_wakes_at:
             self._step(Tick(), now)
         if now >= self._uplink_wakes_at:
@@ -150,6 +157,7 @@ class GatewayDriver:
             self._apply_uplink(self.uplink.tick(now), now)
         if now >= self.cell.wakes_at:
             self.cell.tick(now)
+        self._newest.tick(now)
 
     def take(self, side: Side, event: mqtt.Event, now: float) -> None:
         """Take what happened on one of the links.
@@ -350,5 +358,7 @@ class GatewayDriver:
 
     def close(self) -> None:
         """Close the stores."""
+        with suppress(StoreError):  # The note of some seconds before stands.
+            self._newest.write()
         self._inbox.close()
         self._outbox.close()

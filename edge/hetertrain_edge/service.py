@@ -13,6 +13,7 @@ from pydantic import Field
 
 from hetertrain import codec
 from hetertrain.core.tiers import TIERS
+from hetertrain.errors import SettingsError
 from hetertrain.logging import get_logger
 from hetertrain.service import BrokerSettings, Mailbox, Stop, node_claim
 from hetertrain.transport import mqtt
@@ -43,6 +44,47 @@ class EdgeSettings(BrokerSettings):
     south_host: str | None = Field(None, description="the cell's broker; unset: the same broker")
     south_port: int | None = Field(None, ge=1, le=65535, description="its port")
 
+    def state(self) -> NodeState:
+        """Return the gateway's state as it first announces it.
+
+        Raises:
+            SettingsError: a name cannot stand in a topic, or the tier is unknown.
+        """
+        topics.check_name("node", self.node)
+        topics.check_name("job", self.job)
+        if self.tier not in TIERS:
+            raise SettingsError(f"tier {self.tier!r} is unknown: use one of {', '.join(TIERS)}")
+        return NodeState(
+            node=self.node,
+            job=self.job,
+            cell=topics.CLOUD_CELL,
+            tier=self.tier,
+            role="edge",
+            is_online=True,
+            active=0,
+            label="gateway",
+        )
+
+    def south(self) -> mqtt.Endpoint:
+        """Describe the cell's broker for a connection.
+
+        Raises:
+            SettingsError: the key file cannot be read.
+        """
+        north = self.endpoint(self.node)
+        return replace(
+            north,
+            client_id=f"{north.client_id}-south",
+            host=self.south_host or north.host,
+            port=self.south_port or north.port,
+        )
+
+    @property
+    def has_own_broker(self) -> bool:
+        """Whether the cell has another broker than the cloud."""
+        north = (self.broker_host, self.broker_port)
+        return (self.south_host or north[0], self.south_port or north[1]) != north
+
 
 Input = tuple[Side, mqtt.Event]
 
@@ -51,33 +93,16 @@ class EdgeService:
     """One gateway at work."""
 
     def __init__(self, settings: EdgeSettings) -> None:
-        topics.check_name("node", settings.node)
-        topics.check_name("job", settings.job)
+        state = settings.state()
         self._owner = own_directory(settings.state_directory / settings.node)
         self._settings = settings
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(node=settings.node)
-        state = NodeState(
-            node=settings.node,
-            job=settings.job,
-            cell=topics.CLOUD_CELL,
-            tier=settings.tier,
-            role="edge",
-            is_online=True,
-            active=0,
-            label="gateway",
-        )
         sign, check = settings.signer(), settings.verifier()
         tier, follows_link = TIERS[settings.tier], settings.follow_link
         uplink = Uplink(state, tier, follows_link=follows_link, sign=sign, check=check)
         downlink = Downlink(settings.job, settings.node, sign=sign, check=check)
-        north = settings.endpoint(settings.node)
-        south = replace(
-            north,
-            client_id=f"{north.client_id}-south",
-            host=settings.south_host or north.host,
-            port=settings.south_port or north.port,
-        )
+        north, south = settings.endpoint(settings.node), settings.south()
         self._north = mqtt.Connection(
             north,
             uplink.subscriptions,
@@ -97,7 +122,7 @@ class EdgeService:
             north=self._north,
             south=self._south,
             log=self._log,
-            relays_orders=(south.host, south.port) != (north.host, north.port),
+            relays_orders=settings.has_own_broker,
         )
         self._status_at = 0.0
 

@@ -26,7 +26,7 @@ from hetertrain.transport.pipe import AgentEnd
 from hetertrain.wire.frames import TrainCommand, TrainerReady
 from hetertrain_lab.monitor import Monitor
 from hetertrain_lab.page import Rows
-from hetertrain_vehicle.agent import VehicleSettings
+from hetertrain_vehicle.settings import VehicleSettings
 from hetertrain_vehicle.trainer_process import TrainerProcess
 
 JOB, NODE = "idle", "car-1"

@@ -24,7 +24,8 @@ from hetertrain.logging import configure
 from hetertrain.service import end_with_parent
 from hetertrain_cloud.service import AggregatorService, AggregatorSettings
 from hetertrain_edge.service import EdgeService, EdgeSettings
-from hetertrain_vehicle.agent import Agent, VehicleSettings
+from hetertrain_vehicle.agent import Agent
+from hetertrain_vehicle.settings import VehicleSettings
 from hetertrain_vehicle.trainer_process import GivenTrainer, start_trainer
 
 TIER_CYCLE = ("t3", "t2", "t1", "t0")

@@ -54,6 +54,7 @@ def _vehicles(rng: random.Random) -> Plain:
         }
         | _links(rng)
         | _troubles(rng, 0.5)
+        | {"roam_seconds": rng.choice([None, 1.0, 5.0])}
     )
 
 
@@ -122,6 +123,7 @@ DROPS: dict[str, Callable[[Plain], None]] = {
     "disks": _drop_links("disk_loss"),
     "tiers": lambda plain: plain.update(follow_link=False),
     "joins": _drop_links("joins_within_seconds"),
+    "roaming": _drop_links("roam_seconds"),
     "half": _halve,
     "short": _shorten,
 }

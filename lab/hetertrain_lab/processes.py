@@ -64,6 +64,8 @@ class World(Protocol):
     installed: ModelReceived
     is_calm: bool
     num_crashes: int
+    cells: tuple[str, ...]
+    """The gateways' cells."""
 
     def learner(self, index: int, life: int) -> Learner:
         """Build what a vehicle trains, in its so-many-th life."""
@@ -367,6 +369,8 @@ class VehicleProcess(Process):
     def __init__(self, fleet: World, plan: NodePlan, index: int) -> None:
         super().__init__(fleet, plan.name, plan.shape, plan.troubles)
         self.cell = plan.cell
+        self.cells = {plan.cell}
+        """Those it has been in."""
         self._plan = plan
         self._index = index
         self._tier = first_tier(fleet, plan)
@@ -386,7 +390,7 @@ class VehicleProcess(Process):
         state = NodeState(
             node=self.name,
             job=JOB,
-            cell=plan.cell,
+            cell=self.cell,
             tier=self._tier.name,
             role="vehicle",
             is_online=True,
@@ -418,9 +422,30 @@ class VehicleProcess(Process):
             fleet.stepped,
         )
         self.driver = VehicleDriver(worker, uplink, outbox, link, self.trainer, fleet.log)
-        self.driver.recover(fleet.clock.now)
+        self.driver.recover(fleet.clock.now, has_moved=plan.roam_seconds is not None)
         if self.num_starts == 1 and fleet.scenario.installed:
             self.driver.hold(fleet.installed, fleet.clock.now)
+
+    def begin_troubles(self) -> None:
+        """Plan the first change of cell, too."""
+        super().begin_troubles()
+        self._roam_later()
+
+    def _roam_later(self) -> None:
+        mean, clock = self._plan.roam_seconds, self.fleet.clock
+        if mean is not None:
+            clock.at(clock.now + 2 * mean * self.fleet.rng.random(), self._roam)
+
+    def _roam(self) -> None:
+        """Go over to another gateway, whatever is under way."""
+        fleet = self.fleet
+        if fleet.is_calm:
+            return
+        others = [cell for cell in fleet.cells if cell != self.cell]
+        self.cell = fleet.rng.choice(others)
+        self.cells.add(self.cell)
+        self.act(lambda: self.driver.move(self.cell, fleet.clock.now))
+        self._roam_later()
 
     def _trained(self, event: Trained) -> None:
         self.act(lambda: self.driver.trained(event, self.fleet.clock.now))

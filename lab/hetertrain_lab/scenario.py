@@ -72,6 +72,8 @@ class Vehicles(Group):
     """Each order's steps take up to so much longer or shorter."""
     joins_within_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Nodes join at random within this time, not all at the start."""
+    roam_seconds: Positive | None = None
+    """The mean time until a vehicle goes over to another gateway's cell; None: it stays."""
 
 
 class Learning(_Part):
@@ -170,6 +172,7 @@ class NodePlan:
     step_jitter: float = 0.0
     joins_within_seconds: float = 0.0
     cell: str = ""
+    roam_seconds: float | None = None
 
 
 def plan_vehicles(scenario: Scenario, cloud_cell: str) -> list[NodePlan]:
@@ -189,6 +192,7 @@ def plan_vehicles(scenario: Scenario, cloud_cell: str) -> list[NodePlan]:
                     group.step_jitter,
                     group.joins_within_seconds,
                     cell or cloud_cell,
+                    group.roam_seconds if scenario.gateways.count > 1 else None,
                 )
             )
     return plans

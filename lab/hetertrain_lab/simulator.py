@@ -161,6 +161,7 @@ class SimulatedFleet:
         )
         self.installed = ModelReceived(0, self.initial.vector, self.initial.integers, None, terms)
         self.cloud = CloudProcess(self, topics.CLOUD_CELL, CLOUD_SHAPE, scenario.cloud)
+        self.cells = tuple(plan.name for plan in plan_gateways(scenario))
         self.gateways = [GatewayProcess(self, plan) for plan in plan_gateways(scenario)]
         self.vehicles = [VehicleProcess(self, plan, i) for i, plan in enumerate(plans)]
         self._joins = [plan.joins_within_seconds for plan in plans]
@@ -275,7 +276,7 @@ class SimulatedFleet:
             # What gateways have accepted on versions that no longer exist has no model to go to.
             self._is_orphaned = bool(self.gateways)
         for vehicle in self.vehicles:
-            if vehicle.cell == name:
+            if name in vehicle.cells:
                 mine = {key for key in self.ledger.stored if key[0] == vehicle.name}
                 self.ledger.forgiven |= mine
 

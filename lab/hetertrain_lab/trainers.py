@@ -88,6 +88,13 @@ class SimulatedTrainer:
             begun = int((self.clock.now - self._began_at) / self._each) + 1
             self._finish_after(min(begun, self._order.steps))
 
+    def rest(self) -> None:
+        """Stop; virtual steps cannot be stopped in their middle."""
+        self.interrupt()
+
+    def resume(self) -> None:
+        """Go on with the next order."""
+
     def stop(self) -> None:
         """Die with the process."""
         self._order = None

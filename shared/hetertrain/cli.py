@@ -36,6 +36,8 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
     settings: Callable[[], type[config.Settings]] | None = None
     """Returns the settings class; it is imported only when the command is used."""
+    checks_settings: bool = False
+    """It loads its settings itself, and says what is wrong with them."""
 
 
 def enrol_command(role: str) -> Command:
@@ -159,7 +161,7 @@ def _parse(arguments: list[str], commands: dict[str, Command]) -> argparse.Names
 
 def _load_settings(namespace: argparse.Namespace, commands: dict[str, Command]) -> None:
     chosen = commands.get(namespace.command)
-    if chosen is not None and chosen.settings is not None:
+    if chosen is not None and chosen.settings is not None and not chosen.checks_settings:
         settings_class = chosen.settings()
         flags = config.flags_of(namespace, settings_class)
         namespace.settings = config.load(settings_class, flags, namespace.config).settings
@@ -175,7 +177,11 @@ def _add_config(subparsers: Any, commands: dict[str, Command]) -> None:
     parser = subparsers.add_parser("config", help="show the settings and where each comes from")
     actions = parser.add_subparsers(dest="action", metavar="show", required=True)
     show = actions.add_parser("show", help="show the settings and where each comes from")
-    with_settings = {name: c.settings for name, c in commands.items() if c.settings is not None}
+    with_settings = {
+        name: c.settings
+        for name, c in commands.items()
+        if c.settings is not None and not _is_of_part(name, c, commands)
+    }
     show.add_argument("part", nargs="?", choices=sorted(with_settings), help="one part only")
     show.add_argument("--config", type=Path, metavar="FILE", help="settings file (TOML)")
     show.add_argument("--json", action="store_true", help="print JSON")
@@ -191,6 +197,12 @@ def _add_config(subparsers: Any, commands: dict[str, Command]) -> None:
         return 0
 
     show.set_defaults(run=run)
+
+
+def _is_of_part(name: str, command: Command, commands: dict[str, Command]) -> bool:
+    """Tell whether a command of two words has its part's settings: those are shown once."""
+    part = commands.get(name.rpartition(" ")[0])
+    return part is not None and part.settings is command.settings
 
 
 def _add_completion(subparsers: Any) -> None:

@@ -96,8 +96,7 @@ def given(settings_class: type[Settings], flags: Mapping[str, object], file: Pat
             variable = f"{prefix}{name.upper()}"
             text = os.environ.get(variable)
             if text:
-                is_table = get_origin(info.annotation) is dict
-                values[name] = _pairs(name, text.split(",")) if is_table else text
+                values[name] = _parts(name, text, get_origin(info.annotation))
                 origins[name] = f"environment {variable}"
     for name, value in flags.items():
         values[name] = value
@@ -158,6 +157,8 @@ def add_flags(parser: argparse.ArgumentParser, settings_class: type[Settings]) -
             options["action"] = argparse.BooleanOptionalAction
         elif get_origin(info.annotation) is dict:
             options |= {"action": "append", "metavar": "KEY=VALUE"}
+        elif get_origin(info.annotation) is tuple:
+            options |= {"action": "append", "metavar": "TEXT"}
         else:
             options["metavar"] = name.rsplit("_", 1)[-1].upper()
         parser.add_argument(flag_name(name), **options)
@@ -176,6 +177,13 @@ def flags_of(namespace: argparse.Namespace, settings_class: type[Settings]) -> d
         value = getattr(namespace, name)
         flags[name] = _pairs(name, value) if get_origin(info.annotation) is dict else value
     return flags
+
+
+def _parts(name: str, text: str, kind: object) -> Any:
+    """Return what a variable says of a field whose annotation is of this kind."""
+    if kind is dict:
+        return _pairs(name, text.split(","))
+    return tuple(text.split(";")) if kind is tuple else text
 
 
 def _pairs(name: str, texts: list[str]) -> dict[str, str]:

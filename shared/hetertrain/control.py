@@ -28,7 +28,14 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class ControlClient:
     """A client of one control plane, for the time of a ``with`` block."""
 
-    def __init__(self, url: str, *, authority_pem: str | None = None, token: str | None = None):
+    def __init__(
+        self,
+        url: str,
+        *,
+        authority_pem: str | None = None,
+        token: str | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
         """Trust the authority given, else what the system trusts.
 
         Raises:
@@ -42,7 +49,7 @@ class ControlClient:
         context = ssl.create_default_context(cadata=authority_pem)
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http = httpx2.Client(
-            base_url=self.url, verify=context, headers=headers, timeout=TIMEOUT_SECONDS
+            base_url=self.url, verify=context, headers=headers, timeout=timeout_seconds
         )
 
     def __enter__(self) -> ControlClient:

@@ -47,6 +47,18 @@ def load_or_make_key(path: Path, passphrase: bytes | None = None) -> ec.Elliptic
     return key
 
 
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the private key in a PEM file.
+
+    Raises:
+        CredentialError: there is none, or it holds no P-256 key.
+        StoreError: it cannot be read.
+    """
+    if not path.exists():
+        raise CredentialError(f"there is no key file {path}")
+    return load_or_make_key(path)
+
+
 def _parse_key(pem: bytes, passphrase: bytes | None, path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(pem, passphrase)
@@ -122,6 +134,18 @@ def fingerprint(certificate_pem: str) -> str:
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 
+def read_certificate(path: Path) -> x509.Certificate:
+    """Return the certificate in a PEM file.
+
+    Raises:
+        CredentialError: it cannot be read.
+    """
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CredentialError(f"{path} cannot be read as a certificate: {error}") from error
+
+
 class Signer:
     """Signs with a key, and shows by its certificate whose key that is."""
 
@@ -131,11 +155,9 @@ class Signer:
         Raises:
             CredentialError: one of them cannot be read.
         """
-        if not key_file.exists():
-            raise CredentialError(f"there is no key file {key_file}")
-        self._key = load_or_make_key(key_file)
+        self._key = read_key(key_file)
         self._certificate_file = certificate_file
-        self._certificate = _read_certificate(certificate_file)
+        self._certificate = read_certificate(certificate_file)
         self._read_at = certificate_file.stat().st_mtime_ns
 
     def sign(self, data: bytes) -> tuple[bytes, bytes]:
@@ -146,7 +168,7 @@ class Signer:
         with suppress(OSError, CredentialError):
             changed_at = self._certificate_file.stat().st_mtime_ns
             if changed_at != self._read_at:
-                self._certificate = _read_certificate(self._certificate_file)
+                self._certificate = read_certificate(self._certificate_file)
                 self._read_at = changed_at
         signature = self._key.sign(data, ec.ECDSA(hashes.SHA256()))
         return signature, self._certificate.public_bytes(serialization.Encoding.DER)
@@ -161,7 +183,7 @@ class Verifier:
         Raises:
             CredentialError: it cannot be read.
         """
-        self._authority = _read_certificate(authority_file)
+        self._authority = read_certificate(authority_file)
         self._known: dict[bytes, x509.Certificate] = {}
         """Certificates that were checked, by their bytes; few, since few sign."""
 
@@ -194,10 +216,3 @@ class Verifier:
             self._known.clear()
         self._known[certificate] = found
         return found
-
-
-def _read_certificate(path: Path) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CredentialError(f"{path} cannot be read as a certificate: {error}") from error

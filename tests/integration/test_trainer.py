@@ -13,7 +13,7 @@ import pytest
 
 from hetertrain.transport.pipe import AgentEnd
 from hetertrain.wire.frames import TrainCommand, TrainerReady
-from hetertrain_vehicle.agent import VehicleSettings
+from hetertrain_vehicle.settings import VehicleSettings
 from hetertrain_vehicle.trainer_process import TrainerProcess
 from tests.integration.waiting import wait_until
 

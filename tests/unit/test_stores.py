@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +19,12 @@ from hetertrain.core.update import Checkpoint
 from hetertrain.errors import LayoutError, StoreError
 from hetertrain.transport.database import own_directory
 from hetertrain.transport.inbox import Inbox
-from hetertrain.transport.outbox import Outbox
+from hetertrain.transport.outbox import Outbox, read_pending
+from hetertrain.wire.contents import unpack_update
 from hetertrain_cloud.checkpoints import KEPT, CheckpointStore
 from hetertrain_cloud.history import whole_lines
 
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 TENSORS = {
     "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
     "running_mean": np.ones(2, np.float32),
@@ -70,6 +75,65 @@ def test_an_outbox_that_is_no_database_is_set_aside_and_counts_on(tmp_path: Path
     assert aside.read_bytes().startswith(b"no database")
     outbox.close()
     assert not Outbox(tmp_path / "outbox.db", first_seq=9).damage
+
+
+def restore(file: Path, dump: str) -> None:
+    """Make a database of a golden dump: what a release wrote, to be opened by all that follow."""
+    with closing(sqlite3.connect(file)) as database:
+        database.executescript((GOLDEN / dump).read_text())
+
+
+def test_an_outbox_of_every_release_opens_with_its_update_and_counts_on(tmp_path: Path) -> None:
+    for dump in sorted(GOLDEN.glob("outbox_*.sql")):
+        file = tmp_path / dump.stem
+        restore(file, dump.name)
+        assert read_pending(file).seq == 41  # To look changes nothing.
+        outbox = Outbox(file, first_seq=1)
+        pending = outbox.pending()
+        update = unpack_update(pending.content)
+
+        assert (pending.seq, outbox.next_seq, outbox.damage) == (41, 42, "")
+        assert (update.node, update.seq, update.base_version, update.sync) == ("car-1", 41, 7, 3)
+        outbox.note("a", "b")
+        outbox.close()
+        assert Outbox(file, first_seq=1).noted("a") == "b"
+
+
+def test_an_inbox_of_every_release_opens_with_its_records(tmp_path: Path) -> None:
+    for dump in sorted(GOLDEN.glob("inbox_*.sql")):
+        restore(tmp_path / dump.stem, dump.name)
+        inbox = Inbox(tmp_path / dump.stem)
+        (record,) = inbox.read(0, 0)
+
+        assert unpack_update(record).seq == 41
+        assert inbox.noted("model") == "bW9kZWw="
+
+
+def test_a_new_file_has_the_schema_that_an_old_one_is_brought_to(tmp_path: Path) -> None:
+    def schema(file: Path) -> set[tuple[object, ...]]:
+        Outbox(file, first_seq=1).close()
+        with closing(sqlite3.connect(file)) as database:
+            version = database.execute("PRAGMA user_version").fetchone()
+            return {version, *database.execute("SELECT name, type FROM sqlite_master")}
+
+    restore(tmp_path / "old.db", "outbox_1.sql")
+    assert schema(tmp_path / "new.db") == schema(tmp_path / "old.db")
+
+
+@pytest.mark.parametrize("open_store", [lambda file: Outbox(file, 1), Inbox, read_pending])
+def test_a_file_of_a_later_release_is_refused_and_not_touched(
+    open_store: Callable[[Path], object], tmp_path: Path
+) -> None:
+    file = tmp_path / "store.db"
+    with closing(sqlite3.connect(file)) as database:
+        database.executescript("CREATE TABLE pending (new); PRAGMA user_version = 99")
+    before = file.read_bytes()
+
+    with pytest.raises(StoreError, match=r"schema 99 of a later release.*upgrade"):
+        open_store(file)
+
+    assert file.read_bytes() == before
+    assert not list(tmp_path.glob("*damaged*"))
 
 
 def test_what_can_be_read_of_a_damaged_inbox_is_kept(tmp_path: Path) -> None:

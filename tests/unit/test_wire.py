@@ -15,6 +15,7 @@ from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, Statistics
 from hetertrain.core.tiers import TIERS
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import FrameError
+from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, model_head
 from hetertrain.wire.downlink import ContentReceived, Downlink, NodeGone
@@ -293,6 +294,9 @@ def test_an_older_run_or_a_much_older_version_that_is_sent_again_is_refused() ->
             age(lineage, version)
     age("00000003", 0)
     age("00000002", 499)
+    # One that was taken though it is a little older opens no way back, a step at a time.
+    talk.node.hold(replace(held, version=499))
+    assert talk.node.newest.version == 500
 
 
 class Tier1:
@@ -531,7 +535,8 @@ def test_the_last_will_says_offline_and_is_retained() -> None:
     will: Outgoing = Uplink(STATE, TIERS["t1"]).will
     message, _ = unpack(will.frame)
     assert will.retain
-    assert message == replace(STATE, is_online=False)
+    assert isinstance(message, NodeState)
+    assert (message.node, message.is_online, message.active) == (STATE.node, False, 0)
 
 
 def test_a_job_that_starts_anew_reaches_a_node_that_holds_its_first_version() -> None:
@@ -585,3 +590,20 @@ def test_a_pull_reaches_its_node() -> None:
     talk = Conversation(seed=1, loss=0.0)
     talk.down(talk.aggregator.pull("n0", talk.now))
     assert Pulled() in talk.node_events
+
+
+def test_a_fleet_is_told_to_come_back_over_a_time_that_grows_with_it() -> None:
+    talk = Conversation(seed=3, loss=0.0)
+    for number in range(10_000):
+        other = replace(STATE, node=f"other-{number}")
+        talk.down(talk.aggregator.received(topics.state(other.node), pack(other), talk.now))
+    talk.move()
+    talk.run(20)
+    assert talk.node.return_seconds == pytest.approx(100, rel=0.01)
+    endpoint = mqtt.Endpoint(host="localhost", port=1, client_id="n0")
+    connection = mqtt.Connection(endpoint, (), lambda _: None)
+    connection.return_seconds = talk.node.return_seconds
+    delays = [connection._delay_seconds(was_ready=True) for _ in range(2000)]
+    assert max(delays) < 101
+    assert 40 < sum(delays) / len(delays) < 60
+    assert connection._delay_seconds(was_ready=False) < 1

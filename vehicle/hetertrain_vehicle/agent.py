@@ -10,29 +10,34 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
-from pydantic import Field
 
 from hetertrain.core.layout import Vector
 from hetertrain.core.policy import SYNC_PRESETS
 from hetertrain.core.tiers import TIERS
 from hetertrain.core.worker import Trained, TrainOrder, Worker
-from hetertrain.errors import FrameError, SettingsError, TrainError
+from hetertrain.errors import FrameError, StoreError, TrainError
 from hetertrain.logging import get_logger
-from hetertrain.service import BrokerSettings, Mailbox, Stop, node_claim
+from hetertrain.service import Mailbox, Stop, node_claim
 from hetertrain.transport import mqtt
 from hetertrain.transport.database import own_directory
 from hetertrain.transport.outbox import Outbox
 from hetertrain.transport.pipe import AgentEnd
 from hetertrain.wire import topics
-from hetertrain.wire.frames import NodeState, TrainCommand, TrainedReport, TrainerReady, TrainFailed
+from hetertrain.wire.frames import TrainCommand, TrainedReport, TrainerReady, TrainFailed
 from hetertrain.wire.uplink import Uplink
+from hetertrain_vehicle.budgets import Ledger, Limits
 from hetertrain_vehicle.driver import VehicleDriver
+from hetertrain_vehicle.link import Linked, VehicleLink
+from hetertrain_vehicle.permission import Permissions
+from hetertrain_vehicle.settings import VehicleSettings
+from hetertrain_vehicle.signals import SignalsHeard, SignalSource, SignalTable, open_source
 
 RESTART_SECONDS_MAX = 60.0
 """A trainer that fails again and again is started so seldom in the end."""
@@ -40,45 +45,8 @@ SETTLED_SECONDS = 60.0
 """One that lived so long fails for the first time."""
 TRAINER_SECONDS_MAX = 120.0
 """How long a trainer may take to load its task."""
-
-
-class VehicleSettings(BrokerSettings):
-    """Settings of one vehicle."""
-
-    section: ClassVar[str] = "vehicle"
-
-    node: str = Field(description="this node's stable id")
-    cell: str = Field(topics.CLOUD_CELL, description="the gateway to speak to, or 'cloud'")
-    tier: str = Field("t2", description="the class of this node's link to begin with: t0 to t4")
-    follow_link: bool = Field(
-        True, description="change the tier when transfers show that the link is in another one"
-    )
-    task: str | None = Field(
-        None, description="the task to train, as module:Class; a loop of your own needs none"
-    )
-    labels: dict[str, str] = Field({}, description="labels of this node, as key=value")
-    seed: int = Field(0, ge=0, description="seeds the order of batches")
-    step_seconds_min: float = Field(0.0, ge=0, description="pad each step to this duration")
-    trainer_nice: int = Field(
-        0, ge=0, le=19, description="how much the trainer gives way to other programs"
-    )
-    trainer_memory_mib: int | None = Field(
-        None, ge=64, description="memory that the trainer may have; unset: what there is"
-    )
-    trainer_cpu_share: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="share of one core that the trainer may take, by rests between its steps",
-    )
-    limit_link: bool = Field(
-        False, description="hold the link to the tier's rate, and stay in the tier"
-    )
-
-    @property
-    def directory(self) -> Path:
-        """The folder of this node's state."""
-        return self.state_directory / self.node
+CHECK_SECONDS = 1.0
+"""How often rules and budgets are looked at when no signal has changed."""
 
 
 class TrainerEnded:
@@ -93,7 +61,7 @@ class Said:
     event: TrainerReady | TrainFailed | Trained | TrainerEnded
 
 
-Input = mqtt.Event | Said
+Input = Linked | Said | SignalsHeard
 
 
 class TrainerSource(Protocol):
@@ -104,6 +72,12 @@ class TrainerSource(Protocol):
 
     def ending(self) -> str:
         """Say how the one ended that closed its pipe."""
+
+    def pause(self) -> None:
+        """Stop it at once, in the middle of a step, where that is possible."""
+
+    def resume(self) -> None:
+        """Let it go on from there."""
 
     def stop(self) -> None:
         """End the trainer."""
@@ -131,16 +105,20 @@ class TrainerPipe:
         """Send an ``InterruptCommand``."""
         self._agent.pipe.interrupt()
 
+    def rest(self) -> None:
+        """Pause the process; what it has done it reports when it goes on."""
+        self._agent.pause_trainer()
+
+    def resume(self) -> None:
+        """Let the process go on."""
+        self._agent.resume_trainer()
+
 
 class Agent:
     """One vehicle at work."""
 
     def __init__(self, settings: VehicleSettings, trainers: TrainerSource) -> None:
-        topics.check_name("node", settings.node)
-        topics.check_name("job", settings.job)
-        topics.check_name("cell", settings.cell)
-        if settings.tier not in TIERS:
-            raise SettingsError(f"tier {settings.tier!r} is unknown: use one of {', '.join(TIERS)}")
+        self._state = settings.state()
         self._owner = own_directory(settings.directory)
         self._settings = settings
         self._trainers = trainers
@@ -150,10 +128,25 @@ class Agent:
         """How many trainers failed in a row."""
         self._is_loaded = False
         """Whether a trainer was ready once: the task is well."""
-        self._ready_at = 0.0
-        self._restart_at = self._ready_by = math.inf
+        self._ready_at = self._restart_at = 0.0
+        self._ready_by = math.inf
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(node=settings.node)
+        limits = Limits(
+            settings.megabytes_per_month, settings.processor_seconds_per_day, settings.disk_mib
+        )
+        ledger = Ledger(settings.directory, limits, self._log)
+        table = SignalTable(settings.signals_seconds_max)
+        self._permissions = Permissions(settings.train_when, settings.send_when, table, ledger)
+        self._job_rules: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._source: SignalSource | None = None
+        if settings.signals is not None:
+            ca_file = settings.signals_ca_file
+            self._source = open_source(settings.signals, ca_file, self._mailbox.put)
+        self._check_at = 0.0
+        self._lost_at: float | None = None
+        """Since when there is no link."""
+        self._bytes_counted = 0
 
     def run(self) -> int:
         """Work until stopped; return the exit code.
@@ -164,7 +157,6 @@ class Agent:
         self._mailbox.stop_on_signals()
         self._start()
         try:
-            self._start_trainer()
             self._serve()
         finally:
             self._end()
@@ -196,66 +188,137 @@ class Agent:
             layout="",
             next_seq=outbox.next_seq,
         )
-        state = NodeState(
-            node=settings.node,
-            job=settings.job,
-            cell=settings.cell,
-            tier=settings.tier,
-            role="vehicle",
-            is_online=True,
-        )
         follows_link = settings.follow_link and not settings.limit_link
         uplink = Uplink(
-            state,
+            self._state,
             tier,
             follows_link=follows_link,
             sign=settings.signer(),
             check=settings.verifier(),
         )
-        rate = tier.rate_bits_per_second if settings.limit_link else None
-        endpoint = settings.endpoint(settings.node, rate)
-        self._connection = mqtt.Connection(
+        self._link = VehicleLink(lambda put: self._connect(uplink, put), self._mailbox.put)
+        self._driver = VehicleDriver(
+            worker, uplink, outbox, self._link, TrainerPipe(self), self._log
+        )
+        self._driver.await_trainer()
+        self._driver.recover(time.monotonic(), has_moved=bool(settings.cells))
+        self._stop_renewer = settings.start_renewer()
+        self._log.info("agent_started", tier=settings.tier)
+
+    def _connect(self, uplink: Uplink, put: Callable[[mqtt.Event], None]) -> mqtt.Connection:
+        """Make a connection to the broker of the cell that the vehicle is in."""
+        endpoint = self._settings.endpoint_in(uplink.state.cell)
+        return mqtt.Connection(
             endpoint,
             uplink.subscriptions,
-            self._mailbox.put,
+            put,
             uplink.will,
             uplink.other_subscriptions,
             node_claim(uplink, endpoint),
         )
-        self._driver = VehicleDriver(
-            worker, uplink, outbox, self._connection, TrainerPipe(self), self._log
-        )
-        self._driver.await_trainer()
-        self._driver.recover(time.monotonic())
-        self._stop_renewer = settings.start_renewer()
-        self._connection.start()
-        self._log.info("agent_started", tier=settings.tier)
 
     def _serve(self) -> None:
+        self._check(time.monotonic())
         while True:
-            wakes_at = min(self._driver.wakes_at, self._restart_at, self._ready_by)
+            restart_at = math.inf if self._driver.rests else self._restart_at
+            wakes_at = min(self._driver.wakes_at, restart_at, self._ready_by, self._check_at)
             event = self._mailbox.take(wakes_at)
             now = time.monotonic()
-            match event:
-                case Stop():
-                    return
-                case None:
-                    pass
-                case Said(life, said):
-                    if life == self._life:
-                        self._hear(said, now)
-                case _:
-                    self._driver.take(event, now)
-            if now >= self._restart_at:
+            if isinstance(event, Stop):
+                return
+            if event is not None:
+                self._take(event, now)
+            if now >= self._check_at:
+                self._check(now)
+            if now >= self._restart_at and not self._driver.rests:
                 self._start_trainer()
             elif now >= self._ready_by:
                 self._lose_trainer(f"not ready within {TRAINER_SECONDS_MAX:g} s", now)
             self._driver.tick(now)
 
+    def _take(self, event: Input, now: float) -> None:
+        match event:
+            case Said(life, said):
+                if life == self._life:
+                    self._hear(said, now)
+            case SignalsHeard():
+                self._permissions.hear(event, now)
+                self._check_at = now
+            case Linked():
+                self._take_link(event, now)
+
+    def _take_link(self, linked: Linked, now: float) -> None:
+        event = self._link.hear(linked)
+        if event is None:
+            return
+        match event:
+            case mqtt.Connected():
+                self._lost_at = None
+            case mqtt.Disconnected():
+                self._lost_at = now if self._lost_at is None else self._lost_at
+        self._driver.take(event, now)
+        self._link.return_within(self._driver.uplink.return_seconds)
+        if self._settings.follow_job_rules and self._driver.job_rules != self._job_rules:
+            self._job_rules = self._driver.job_rules
+            try:
+                self._permissions.take_job_rules(*self._job_rules)
+            except ValueError as error:
+                self._log.error("job_rules_refused", error=str(error))
+            self._check_at = now
+
+    def _check(self, now: float) -> None:
+        """See what the vehicle may do now, and which cell it is in."""
+        self._check_at = now + CHECK_SECONDS
+        permissions, ledger = self._permissions, self._permissions.ledger
+        wall = datetime.now()  # months and times of day are the owner's
+        if self._source is not None:
+            self._source.want(permissions.names)
+        num_bytes = self._link.bytes_up + self._link.bytes_down
+        ledger.count_bytes(permissions.network(now), num_bytes - self._bytes_counted, wall)
+        self._bytes_counted = num_bytes
+        permission = permissions.judge(now, wall)
+        self._driver.budgets = ledger.shown()
+        self._driver.permit(permission.train, now)
+        cell = permissions.cell(now) or self._next_cell(now)
+        self._use_link(permission.send, cell, now)
+        self._save_ledger(now)
+
+    def _save_ledger(self, now: float) -> None:
+        try:
+            self._permissions.ledger.save(now)
+        except StoreError as error:
+            self._log.error("ledger_failed", error=str(error))
+
+    def _next_cell(self, now: float) -> str:
+        """Return the next of the cells where there has been no link for long; else the present."""
+        present, cells = self._driver.uplink.state.cell, list(self._settings.cells)
+        if self._lost_at is None or now < self._lost_at + self._settings.cell_patience_seconds:
+            return present
+        place = cells.index(present) + 1 if present in cells else 0
+        return cells[place % len(cells)] if cells else present
+
+    def _use_link(self, refusal: str, cell: str, now: float) -> None:
+        """Be connected in this cell, or not at all where ``refusal`` says why."""
+        uplink, cells = self._driver.uplink, self._settings.cells
+        moves = cell != uplink.state.cell and (not cells or cell in cells)
+        if self._link.is_open and (refusal or moves):
+            reason = refusal or f"goes over to cell {cell}"
+            self._log.info("link_closed", reason=reason)
+            self._link.close(uplink.farewell("link_closed", reason))
+            self._driver.take(mqtt.Disconnected(reason), now)
+        if moves:
+            topics.check_name("cell", cell)
+            self._driver.move(cell, now)
+        if not self._link.is_open and not refusal:
+            self._lost_at = now
+            self._link.open()
+
     def _hear(self, said: TrainerReady | TrainFailed | Trained | TrainerEnded, now: float) -> None:
         """Take what the trainer says; where it fails, have another one, after a while."""
         match said:
             case Trained():
+                wall = datetime.now()  # days are the owner's
+                self._permissions.ledger.count_processor(said.cpu_seconds, wall)
                 self._driver.trained(said, now)
             case TrainerReady():
                 self.pipe.accept(said)
@@ -283,14 +346,28 @@ class Agent:
 
     def _end(self) -> None:
         self._mailbox.close()
+        if self._source is not None:
+            self._source.stop()
         self._stop_renewer()
-        self._connection.publish((self._driver.uplink.will,))
-        self._connection.stop()
+        self._link.close(self._driver.uplink.will)
         self._driver.close()
+        self._save_ledger(math.inf)
         if self._life:
             self.pipe.close()
         self._trainers.stop()
         self._log.info("agent_stopped", updates=self._driver.worker.num_updates)
+
+    def pause_trainer(self) -> None:
+        """Stop the trainer; one that still loads goes on with that, and waits then."""
+        if not self._life:
+            return  # There is none yet.
+        self.pipe.interrupt()
+        if self._ready_by == self._restart_at == math.inf:
+            self._trainers.pause()
+
+    def resume_trainer(self) -> None:
+        """Let the trainer go on."""
+        self._trainers.resume()
 
     def _read_pipe(self, pipe: AgentEnd, life: int) -> None:
         """Put a trainer's reports into the mailbox."""

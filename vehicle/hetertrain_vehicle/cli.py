@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from hetertrain.cli import Command, enrol_command
 from hetertrain.config import Settings
+from hetertrain.doctor import Check, doctor_command
 from hetertrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -51,9 +53,15 @@ def _trainers(arguments: argparse.Namespace) -> TrainerSource:
 
 
 def _settings() -> type[Settings]:
-    from hetertrain_vehicle.agent import VehicleSettings
+    from hetertrain_vehicle.settings import VehicleSettings
 
     return VehicleSettings
+
+
+def _checks(settings: Any) -> Sequence[Check]:
+    from hetertrain_vehicle.checks import vehicle_checks
+
+    return vehicle_checks(settings)
 
 
 COMMANDS = (
@@ -65,4 +73,5 @@ COMMANDS = (
         add_arguments=add_vehicle_arguments,
         settings=_settings,
     ),
+    doctor_command("vehicle", _settings, _checks),
 )

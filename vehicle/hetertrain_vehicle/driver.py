@@ -30,6 +30,7 @@ from hetertrain.core.worker import (
 )
 from hetertrain.errors import StoreError, TransportError
 from hetertrain.transport import mqtt
+from hetertrain.transport.newest import NewestNote
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire.contents import pack_update, unpack_update
 from hetertrain.wire.frames import TrainerReady
@@ -55,6 +56,12 @@ class TrainerPort(Protocol):
     def interrupt(self) -> None:
         """Stop at the next step boundary."""
 
+    def rest(self) -> None:
+        """Stop where it is, in the middle of a step where that is possible."""
+
+    def resume(self) -> None:
+        """Go on from there."""
+
 
 class VehicleDriver:
     """One vehicle at work, between its trainer and its link."""
@@ -72,6 +79,7 @@ class VehicleDriver:
         self.uplink = uplink
         self.refused: Counter[str] = Counter()
         self._outbox = outbox
+        self._newest = NewestNote(outbox, uplink)
         self._link = link
         self._trainer = trainer
         self._log = log
@@ -81,19 +89,42 @@ class VehicleDriver:
         self._metrics: dict[str, float] = {}
         self._measured = self._measuring = -1
         """The versions that were measured, and that the trainer measures next."""
-        self._rests = False
-        """By an operator's order."""
+        self.job_rules: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        """When the job lets a vehicle train, and use its link."""
+        self.budgets = ""
+        """What the vehicle has used of its owner's budgets; for people."""
+        self._is_ordered_to_rest = False
+        self._refusal = ""
+        """Why the vehicle may not train now by its rules; empty: it may."""
         self._held: TrainOrder | None = None
         """What is to be trained when the rest is over."""
         self._without: tuple[str, str] | None = None
         """What the vehicle does and waits for while there is no trainer; None: there is one."""
 
-    def recover(self, now: float) -> None:
-        """Offer again what was under way when the vehicle last ended."""
+    def recover(self, now: float, *, has_moved: bool = False) -> None:
+        """Offer again what was under way when the vehicle last ended; ``has_moved``: it may have
+        been in another cell then.
+        """
         pending = self._outbox.pending()
         if pending is not None:
             self.worker.is_in_flight = True
-            self._apply_uplink(self.uplink.offer(pending.seq, pending.content, now), now)
+            ready = self.uplink.offer(pending.seq, pending.content, now, has_moved=has_moved)
+            self._apply_uplink(ready, now)
+
+    @property
+    def rests(self) -> bool:
+        """Whether the vehicle may not train now."""
+        return self._is_ordered_to_rest or bool(self._refusal)
+
+    def permit(self, refusal: str, now: float) -> None:
+        """Train on where ``refusal`` is empty; else rest, and say so."""
+        before, self._refusal = self.rests, refusal
+        self._rest_or_work(before, now)
+
+    def move(self, cell: str, now: float) -> None:
+        """Go over to another cell's aggregator."""
+        self._log.info("cell_changed", before=self.uplink.state.cell, cell=cell)
+        self._apply_uplink(self.uplink.move(cell, now), now)
 
     def hold(self, model: ModelReceived, now: float) -> None:
         """Begin with a model that the vehicle has from elsewhere: installed with it, or kept."""
@@ -170,6 +201,10 @@ class VehicleDriver:
             self._apply_uplink(self.uplink.tick(now), now)
         if self._worker_wakes_at is not None and now >= self._worker_wakes_at:
             self._step(Tick(), now)
+        try:
+            self._newest.tick(now)
+        except StoreError as error:
+            self._log.error("outbox_failed", error=str(error))
 
     def beat(self, doing: str | None, now: float) -> None:
         """Tell the aggregator at once what the vehicle does."""
@@ -178,20 +213,26 @@ class VehicleDriver:
 
     def close(self) -> None:
         """Close the outbox."""
+        try:
+            self._newest.write()
+        except StoreError as error:
+            self._log.error("outbox_failed", error=str(error))
         self._outbox.close()
 
     def report(self, doing: str | None = None) -> None:
         """Bring the figures of the next heartbeat up to date."""
         worker = self.worker
         doing_now, waiting_for = str(worker.state), worker.waiting_for().text
-        if self._without is not None:
-            doing_now, waiting_for = self._without
-        elif self._rests:
+        if self._is_ordered_to_rest:
             doing_now, waiting_for = "resting", "the job's start"
+        elif self._refusal:
+            doing_now, waiting_for = "not_eligible", self._refusal[:500]
+        elif self._without is not None:
+            doing_now, waiting_for = self._without
         self.uplink.report(
             replace(
                 self.uplink.state,
-                active=int(self._without is None and not self._rests),
+                active=int(self._without is None and not self.rests),
                 doing=doing or doing_now,
                 waiting_for=waiting_for,
                 steps=worker.num_steps,
@@ -201,6 +242,7 @@ class VehicleDriver:
                 bytes_down=self._link.bytes_down,
                 metrics=self._metrics,
                 measured=self._measured,
+                budgets=self.budgets[:500],
             )
         )
 
@@ -227,26 +269,37 @@ class VehicleDriver:
             case TierChanged(tier):
                 self._log.info("tier_changed", before=self.worker.tier.name, tier=tier.name)
                 self.worker.tier = tier
-            case Settled(verdict, content):
+            case Settled(verdict, content, has_moved):
+                self._log.debug("update_settled", seq=verdict.seq, outcome=str(verdict.outcome))
                 if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
                     self._log.warning("update_refused", seq=verdict.seq, reason=verdict.reason)
                 self._forget(verdict.seq)
-                self._step(UpdateSettled(verdict, unpack_update(content).payload), now)
+                payload = unpack_update(content).payload
+                self._step(UpdateSettled(verdict, payload, may_return=not has_moved), now)
             case FrameRefused(reason, detail):
                 self.refused[reason] += 1
                 self._log.warning("frame_refused", reason=reason, detail=detail)
 
     def _obey(self, ordered: JobOrdered, now: float) -> None:
-        """Rest or train on, as an operator wants: work so far is kept, and goes on from there."""
-        if ordered.trains is not self._rests:
-            return
-        self._rests = not ordered.trains
+        """Rest or train on, as an operator wants, and by which rules."""
         self._log.info("job_ordered", state=ordered.state)
-        if self._rests:
-            self._trainer.interrupt()
-        elif self._held is not None:
-            order, self._held = self._held, None
-            self._trainer.order(order)
+        self.job_rules = (ordered.train_when, ordered.send_when)
+        before, self._is_ordered_to_rest = self.rests, not ordered.trains
+        self._rest_or_work(before, now)
+
+    def _rest_or_work(self, rested: bool, now: float) -> None:
+        """Work so far is kept, and goes on from there; versions are of no use meanwhile."""
+        if self.rests is rested:
+            return
+        self._log.info("rests" if self.rests else "works", reason=self._refusal)
+        if self.rests:
+            self._trainer.rest()
+        else:
+            self._trainer.resume()
+            if self._held is not None:
+                order, self._held = self._held, None
+                self._trainer.order(order)
+        self._apply_uplink(self.uplink.follow(not self.rests, now), now)
         self.beat(None, now)
 
     def _forget(self, seq: int) -> None:
@@ -267,7 +320,7 @@ class VehicleDriver:
             self._apply_uplink(self.uplink.flushed(ready.flushed, now), now)
         if ready.train is not None and ready.train.measures:
             self._measuring = self.worker.version
-        if ready.train is not None and (self._rests or self._without is not None):
+        if ready.train is not None and (self.rests or self._without is not None):
             self._held = ready.train
         elif ready.train is not None:
             self._trainer.order(ready.train)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
 import stat
+import sys
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -13,9 +15,10 @@ from multiprocessing.process import BaseProcess
 from hetertrain.errors import SettingsError, TrainError
 from hetertrain.service import end_with_process
 from hetertrain.task import Node
-from hetertrain_vehicle.agent import VehicleSettings
+from hetertrain_vehicle.settings import VehicleSettings
 
 END_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
 
 
 class TrainerProcess:
@@ -44,8 +47,22 @@ class TrainerProcess:
             return f"killed, as where memory ran out; children had up to {peak} MiB"
         return f"ended with code {code}; children had up to {peak} MiB"
 
+    def pause(self) -> None:
+        """Stop the process where it is."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the process go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.is_alive():
+            assert self._process.pid is not None, "it was started"
+            os.kill(self._process.pid, number)
+
     def stop(self) -> None:
         """End the trainer; its pipe is closed already."""
+        self.resume()
         if self._process is not None:
             self._process.join(END_SECONDS)
             if self._process.is_alive():
@@ -91,6 +108,12 @@ class GivenTrainer:
     def ending(self) -> str:
         """Say what is known of its end."""
         return "it closed its pipe"
+
+    def pause(self) -> None:
+        """Leave it to end its order at the next step."""
+
+    def resume(self) -> None:
+        """Wait for the next order, as it does."""
 
     def stop(self) -> None:
         """Leave it to whoever started it."""
@@ -141,6 +164,7 @@ def run_trainer(
 ) -> None:
     """Be a trainer process: the agent ends it by closing the pipe, not a Ctrl-C in the terminal."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
     os.nice(nice)
     if memory_mib is not None:
         limit = memory_mib << 20
@@ -148,3 +172,9 @@ def run_trainer(
     from hetertrain_vehicle.trainer import serve
 
     serve(pipe, task, node, step_seconds_min, cpu_share)
+
+
+def _end_with_parent() -> None:
+    """Be killed when the agent dies: one that is paused would not notice that its pipe closes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -12,16 +12,22 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from sqlalchemy.orm import Session as Transaction
 
+from hetertrain.core.eligibility import RULE_CHARACTERS_MAX, RULES_MAX, check_rules
 from hetertrain_cloud.control.problems import conflict, not_found
 from hetertrain_cloud.control.tables import Job, Node
 from hetertrain_cloud.control.trail import write_entry
 from hetertrain_cloud.options import JobOptions, TaskReference
 
+Rules = Annotated[
+    tuple[Annotated[str, Field(max_length=RULE_CHARACTERS_MAX)], ...],
+    Field(max_length=RULES_MAX, strict=False),
+    AfterValidator(check_rules),
+]
 WANTED_BY_ACTION = {"start": "running", "pause": "paused", "stop": "stopped"}
 ENDED = ("stopped", "completed")
 
@@ -37,6 +43,16 @@ class JobSpecification(JobOptions):
         max_length=16,
         description="only nodes with all of these labels; none: every node",
         examples=[{"region": "north"}],
+    )
+    train_when: Rules = Field(
+        (),
+        description="a vehicle trains only while all of these hold",
+        examples=[["Vehicle.Powertrain.TractionBattery.Charging.IsCharging == true"]],
+    )
+    send_when: Rules = Field(
+        (),
+        description="a vehicle uses its link only while all of these hold",
+        examples=[["network in wifi, ethernet"]],
     )
 
 

@@ -11,6 +11,7 @@ import secrets
 import ssl
 import threading
 import time
+from dataclasses import replace
 
 import uvicorn
 from sqlalchemy import select
@@ -29,6 +30,7 @@ from hetertrain_cloud.control.api.app import build_app
 from hetertrain_cloud.control.authority import Authority
 from hetertrain_cloud.control.credentials import write_own, write_server
 from hetertrain_cloud.control.dynsec import RESPONSE_TOPIC, DynamicSecurity
+from hetertrain_cloud.control.jobs import JobSpecification
 from hetertrain_cloud.control.live import LiveFleet
 from hetertrain_cloud.control.plane import Advertised, ControlPlane
 from hetertrain_cloud.control.settings import CloudSettings
@@ -221,11 +223,17 @@ class ControlService:
             jobs = list(transaction.scalars(select(Job)))
         for job in jobs:
             state = job.state if job.state == "completed" else job.wanted
-            before = self._announced.get(job.name)
-            if before is not None and before.state == state:
-                continue
+            wanted = JobSpecification(**job.specification)
             # Its revision counts what operators did, not that it completed: the time counts both.
-            order = JobOrder(number=int(job.changed_at.timestamp() * 1000), state=state)
+            order = JobOrder(
+                number=int(job.changed_at.timestamp() * 1000),
+                state=state,
+                train_when=wanted.train_when,
+                send_when=wanted.send_when,
+            )
+            before = self._announced.get(job.name)
+            if before is not None and _is_same(before, order):
+                continue
             order = signed(order, job.name, topics.CLOUD_CELL, self._sign)
             frame = pack(order)
             self._connection.publish((Outgoing(topics.order(job.name), frame, retain=True),))
@@ -252,6 +260,11 @@ class ControlService:
             hosts = self._settings.host_names
             if write_server(self._authority, directory, "api", hosts, now()):
                 context.load_cert_chain(directory / "api.crt", directory / "api.key")
+
+
+def _is_same(before: JobOrder, order: JobOrder) -> bool:
+    """Tell whether an order says nothing new."""
+    return replace(before, number=order.number, signature=b"", certificate=b"") == order
 
 
 def run_control(settings: CloudSettings) -> None:

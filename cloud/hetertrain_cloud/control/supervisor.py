@@ -154,7 +154,7 @@ class Supervisor:
         specification = JobSpecification.model_validate(job.specification)
         settings = self._settings
         authority = str(settings.authority / CERTIFICATE_FILE)
-        options = specification.model_dump(exclude={"eligible_labels"})
+        options = specification.model_dump(exclude={"eligible_labels", "train_when", "send_when"})
         same = ("broker_host", "broker_port", "broker_websocket_path")
         # Nodes that log in with certificates sign what they send.
         trusted = {} if settings.broker == "embedded" else {"authority_file": authority}

@@ -90,6 +90,9 @@ class UpdateSettled:
 
     verdict: Verdict
     payload: bytes | memoryview
+    may_return: bool = True
+    """A delta that is refused as too old may go back to the unsent progress; False: another
+    aggregator, which was offered it before, may have counted it."""
 
 
 Event = ModelArrived | Trained | TrainerReplaced | UpdateSettled | SyncNotice | Pulled | Tick
@@ -171,8 +174,8 @@ class Worker:
             case TrainerReplaced():
                 self._is_training = self._is_interrupted = False
                 self._must_restart = True
-            case UpdateSettled(verdict, payload):
-                self._settle(verdict, payload, now)
+            case UpdateSettled():
+                self._settle(event, now)
             case SyncNotice(sync, deadline_seconds):
                 if self.state is not State.JOINING:
                     self._sync = sync
@@ -204,12 +207,13 @@ class Worker:
         if event.steps:
             self._step_seconds = event.seconds / event.steps
 
-    def _settle(self, verdict: Verdict, payload: bytes | memoryview, now: float) -> None:
+    def _settle(self, settled: UpdateSettled, now: float) -> None:
         """End the flight; a delta refused as too old returns, damped, to the unsent progress.
 
         A node that holds for the next version while its update was refused trains on: the version
         waits for an update of it.
         """
+        verdict = settled.verdict
         self.is_in_flight = False
         is_refused = verdict.outcome in (Outcome.REJECTED, Outcome.QUARANTINED)
         if is_refused and self.state is State.HOLDING and self._sync is None:
@@ -217,8 +221,8 @@ class Worker:
         if verdict.hold_until_clock > self._slowest:
             self._hold_until_clock = verdict.hold_until_clock
             self._hold_until = now + self.policy.hold_seconds
-        if verdict.outcome is Outcome.REJECTED and self._reference.size:
-            refused = codec.decode(payload, self._reference.size)
+        if verdict.outcome is Outcome.REJECTED and settled.may_return and self._reference.size:
+            refused = codec.decode(settled.payload, self._reference.size)
             self._residual = self._residual + np.float32(self.policy.late_damping) * refused
             self._steps_unsent = max(self._steps_unsent, 1)
 

@@ -57,6 +57,10 @@ class Claim:
         self._is_granted = not is_owned
         return is_owned
 
+    def _is_sign(self, frame: bytes) -> bool:
+        """Tell a sign of life from a last will, or from an empty message of a doctor."""
+        return self.is_online is None or self.is_online(frame)
+
     def _hears(self, events: queue.SimpleQueue[mqtt.Event], stopping: threading.Event) -> bool:
         began = time.monotonic()
         ends_at, is_connected = began + CONNECT_SECONDS, False
@@ -71,11 +75,10 @@ class Claim:
                     is_short = self.is_online is not None
                     seconds = min(SETTLE_SECONDS, self.seconds) if is_short else self.seconds
                     ends_at = began + seconds
-                case mqtt.Received(frame=frame, is_retained=True):
-                    if self.is_online is not None and self.is_online(frame):
-                        ends_at = began + self.seconds
-                case mqtt.Received():
-                    return True
+                case mqtt.Received(frame=frame, is_retained=is_retained) if self._is_sign(frame):
+                    if not is_retained:
+                        return True
+                    ends_at = began + self.seconds
                 case mqtt.Denied(what, reason):
                     raise PermissionError(f"we must read {what} to see who lives: {reason}")
                 case mqtt.Disconnected(reason, is_refusal=is_refusal):

@@ -3,6 +3,10 @@ returns. A directory of state has one owner at a time.
 
 A damaged file is set aside, and what can still be read of it goes into a new one: a part starts
 without hands, and says what it may have lost.
+
+A file says which schema it has (SQLite's ``user_version``). A store's *ladder* holds the statements
+of each schema after the one before: a new file takes all of them, one of an earlier release those
+that it lacks, and a later release's file is refused as it is.
 """
 
 from __future__ import annotations
@@ -38,41 +42,69 @@ def store_errors(doing: str) -> Iterator[None]:
         ) from error
 
 
-def open_database(path: Path, schema: str) -> tuple[sqlite3.Connection, str]:
-    """Open or create a database that one thread owns; say too what was damaged, if anything was.
+def open_database(path: Path, ladder: tuple[str, ...]) -> tuple[sqlite3.Connection, str]:
+    """Open or create a database that one thread owns, and bring it up to the ladder's last schema;
+    say too what was damaged, if anything was.
 
     Raises:
-        StoreError: the file cannot be opened.
+        StoreError: the file cannot be opened, or is a later release's.
     """
     with store_errors(f"open {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            return _open(path, schema), ""
+            if path.exists():
+                _snapshot(path, ladder).close()
+            return _open(path, ladder), ""
         except sqlite3.DatabaseError as error:
             if error.sqlite_errorcode & 0xFF not in _DAMAGED:
                 raise
             aside = _set_aside(path)
-            database = _open(path, schema)
+            database = _open(path, ladder)
             num_rows = _copy(aside, database)
             return database, f"{error}: {num_rows} rows were saved from it; it is now {aside}"
 
 
-def open_snapshot(path: Path) -> tuple[sqlite3.Connection, str]:
+def read_database(path: Path, ladder: tuple[str, ...]) -> tuple[sqlite3.Connection, str]:
     """Open what is committed in a database at this moment, to read only; its owner writes on.
 
     Raises:
-        StoreError: the file is missing, damaged or not readable.
+        StoreError: the file is missing, damaged or not readable, or a later release's.
     """
     with store_errors(f"read {path}"):
-        uri = f"{path.absolute().as_uri()}?mode=ro"
-        database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5.0)
+        return _snapshot(path, ladder), ""
+
+
+def write_note(database: sqlite3.Connection, name: str, text: str) -> None:
+    """Keep a small text under a name in the table ``notes``, replacing the one before."""
+    database.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, text))
+
+
+def read_note(database: sqlite3.Connection, name: str) -> str | None:
+    """Return the text kept under a name."""
+    row = database.execute("SELECT text FROM notes WHERE name = ?", (name,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _snapshot(path: Path, ladder: tuple[str, ...]) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=5.0)
+    try:
         database.execute("BEGIN")
         # A transaction begins with what it reads first.
+        (schema,) = database.execute("PRAGMA user_version").fetchone()
+        if schema > len(ladder):
+            raise StoreError(
+                f"{path} has schema {schema} of a later release, this one knows {len(ladder)}: "
+                "upgrade hetertrain, or give it another state directory"
+            )
         database.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        return database, ""
+    except (sqlite3.Error, StoreError):
+        database.close()
+        raise
+    return database
 
 
-def _open(path: Path, schema: str) -> sqlite3.Connection:
+def _open(path: Path, ladder: tuple[str, ...]) -> sqlite3.Connection:
     database = sqlite3.connect(path, isolation_level=None, timeout=5.0)
     try:
         database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -80,7 +112,11 @@ def _open(path: Path, schema: str) -> sqlite3.Connection:
         database.execute("PRAGMA synchronous = FULL")
         database.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // PAGE_BYTES}")
         database.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
-        database.executescript(schema)
+        (schema,) = database.execute("PRAGMA user_version").fetchone()
+        for number, statements in enumerate(ladder[schema:], schema + 1):
+            # All of a step or nothing, whenever the power goes.
+            step = f"BEGIN; {statements} PRAGMA user_version = {number}; COMMIT"
+            database.executescript(step)
         (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             damaged = sqlite3.DatabaseError(verdict)
@@ -113,6 +149,24 @@ def _copy(aside: Path, database: sqlite3.Connection) -> int:
                     database.execute(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", row)  # noqa: S608
                     num_rows += 1
     return num_rows
+
+
+def owner_of(directory: Path) -> int | None:
+    """Return the process that owns a directory of state; None: none, or it cannot be known.
+
+    It only reads what the system says of its locks: to try the lock would disturb one that starts.
+    """
+    try:
+        file = directory / LOCK_FILE
+        inode, owner = file.stat().st_ino, int(file.read_text(encoding="utf-8"))
+        locks = Path("/proc/locks").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    for lock in locks.splitlines():
+        words = lock.split()
+        if words[1] == "FLOCK" and words[4] == str(owner) and words[5].endswith(f":{inode}"):
+            return owner
+    return None
 
 
 def own_directory(directory: Path) -> TextIOWrapper:

@@ -9,9 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hetertrain.transport.database import open_database, open_snapshot, store_errors
+from hetertrain.transport.database import (
+    open_database,
+    read_database,
+    read_note,
+    store_errors,
+    write_note,
+)
 
-_SCHEMA = """
+_LADDER = (
+    """
 CREATE TABLE IF NOT EXISTS records (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     mark INTEGER NOT NULL,
@@ -19,7 +26,9 @@ CREATE TABLE IF NOT EXISTS records (
 );
 CREATE INDEX IF NOT EXISTS records_mark ON records (mark);
 CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, text TEXT NOT NULL);
-"""
+""",
+)
+"""Files of the first releases have this schema and no number."""
 
 
 class Inbox:
@@ -32,7 +41,7 @@ class Inbox:
             StoreError: the file cannot be opened.
         """
         self._database, self.damage = (
-            open_snapshot(path) if is_read_only else open_database(path, _SCHEMA)
+            read_database(path, _LADDER) if is_read_only else open_database(path, _LADDER)
         )
         """Says what was wrong with the file, where records may be missing; else empty."""
 
@@ -80,14 +89,13 @@ class Inbox:
 
     def note(self, name: str, text: str) -> None:
         """Keep a small text under a name, replacing the one before."""
-        self._write("INSERT OR REPLACE INTO notes VALUES (?, ?)", (name, text))
+        with store_errors("write the inbox"):
+            write_note(self._database, name, text)
 
     def noted(self, name: str) -> str | None:
         """Return the text kept under a name."""
         with store_errors("read the inbox"):
-            query = "SELECT text FROM notes WHERE name = ?"
-            row = self._database.execute(query, (name,)).fetchone()
-        return None if row is None else str(row[0])
+            return read_note(self._database, name)
 
     def close(self) -> None:
         """Close the file."""

@@ -118,6 +118,8 @@ class Denied:
 
     what: str
     reason: str
+    token: int | None = None
+    """Of the frame that was refused, where it has one."""
 
 
 Event = Connected | Disconnected | Received | Delivered | Denied
@@ -164,6 +166,8 @@ class Connection(threading.Thread):
         self.bytes_up = 0
         self.bytes_down = 0
         self.frames_dropped = 0
+        self.return_seconds = 0.0
+        """A session that broke is made again at random within this time: its owner sets it."""
         self._endpoint = endpoint
         self._claim = claim
         self.packet_bytes_max: int | None = None
@@ -253,8 +257,8 @@ class Connection(threading.Thread):
             client.ws_set_options(path=endpoint.websocket_path)
         if endpoint.username is not None:
             client.username_pw_set(endpoint.username, endpoint.password)
-        if endpoint.ca_file is not None:
-            self._tls = ssl.create_default_context(cafile=endpoint.ca_file)
+        self._tls = _trusting(endpoint)
+        if self._tls is not None:
             client.tls_set_context(self._tls)
         client.max_inflight_messages_set(INFLIGHT_MAX)
         client.max_queued_messages_set(2 * INFLIGHT_MAX)
@@ -379,12 +383,19 @@ class Connection(threading.Thread):
             self.bytes_up += size
 
     def _back_off(self) -> None:
-        self._is_ready = False
+        was_ready, self._is_ready = self._is_ready, False
         self._tokens.clear()
         self._failures += 1
+        self._stopping.wait(self._delay_seconds(was_ready=was_ready))
+
+    def _delay_seconds(self, *, was_ready: bool) -> float:
+        """Return how long to wait before the next try. A session that broke may have broken for a
+        whole fleet.
+        """
         ceiling = backoff_seconds_max(self._failures, self._refusals)
         jitter = random.uniform(0.5, 1.0)  # noqa: S311  # spreads reconnects, guards nothing
-        self._stopping.wait(ceiling * jitter)
+        spread = random.uniform(0.0, self.return_seconds) if was_ready else 0.0  # noqa: S311
+        return max(ceiling * jitter, spread)
 
     def _connected(
         self, _client: paho.Client, _data: Any, _flags: Any, code: ReasonCode, properties: Any
@@ -456,7 +467,7 @@ class Connection(threading.Thread):
     ) -> None:
         token = self._tokens.pop(mid, None)
         if code.is_failure:
-            self._on_event(Denied(f"publish {mid}", str(code)))
+            self._on_event(Denied(f"publish {mid}", str(code), token))
         elif token is not None:
             self._on_event(Delivered(token))
 
@@ -479,6 +490,24 @@ def backoff_seconds_max(failures: int, refusals: int) -> float:
     if refusals:
         return min(REFUSED_SECONDS_MAX, REFUSED_SECONDS_MIN * 4.0 ** min(refusals - 1, 16))
     return min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * 2.0 ** min(failures, 16))
+
+
+def tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
+    """Return what a connection trusts and shows; None: it is without TLS.
+
+    Raises:
+        OSError: a file cannot be read, or is not what it should be.
+    """
+    context = _trusting(endpoint)
+    if context is not None and endpoint.certificate_file is not None:
+        context.load_cert_chain(endpoint.certificate_file, endpoint.key_file)
+    return context
+
+
+def _trusting(endpoint: Endpoint) -> ssl.SSLContext | None:
+    if endpoint.ca_file is None:
+        return None
+    return ssl.create_default_context(cafile=endpoint.ca_file)
 
 
 def _tcp(raw: Any) -> socket.socket:

@@ -10,7 +10,7 @@ shows that it fell behind is given what it lacks, alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -35,6 +35,8 @@ WHOLE_IDLE_SECONDS = 60.0
 """A whole model that nobody asked for so long is no longer kept ready."""
 SERVE_SECONDS = 0.1
 """A crowd that needs whole models is served a burst at a time, so often."""
+RETURNS_PER_SECOND = 100
+"""After an outage a fleet comes back at this rate."""
 BURST_BYTES = 4 << 20
 """A longer broadcast goes out in bursts, at its tier's rate, so that no queue has to hold it."""
 
@@ -103,6 +105,8 @@ class Broadcaster:
             chain = Chain(self.tiers[state.tier], free_at=now + GATHER_SECONDS)
             self.chains[state.tier] = chain
             self._continue(chain, state.model)
+        if not state.follows:
+            return
         if state.model == chain.digest:
             chain.needy.pop(state.node, None)
             self._served_until.pop(state.node, None)
@@ -347,6 +351,7 @@ class Broadcaster:
             integers=held.integers,
             terms=terms,
         )
+        head = replace(head, return_seconds=len(self.nodes) / RETURNS_PER_SECOND)
         return signed(head, self.job, self.cell, self.sign)
 
 

@@ -22,6 +22,7 @@ from typing import Annotated, TypeVar, cast
 import msgpack
 from pydantic import Field, TypeAdapter, ValidationError
 
+from hetertrain.core.eligibility import RULE_CHARACTERS_MAX, RULES_MAX
 from hetertrain.core.policy import SyncPolicy, WeightPolicy
 from hetertrain.errors import FrameError
 
@@ -38,6 +39,9 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Signature = Annotated[bytes, Field(max_length=128)]
 Certificate = Annotated[bytes, Field(max_length=2048)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Rules = Annotated[
+    tuple[Annotated[str, Field(max_length=RULE_CHARACTERS_MAX)], ...], Field(max_length=RULES_MAX)
+]
 Metrics = Annotated[dict[Name, Number], Field(max_length=32)]
 
 
@@ -74,6 +78,10 @@ class NodeState:
     """What a sync's model measured on the node's own held-out data, where the job asks for it."""
     measured: Annotated[int, Field(ge=-1)] = -1
     """The version that was measured; -1: none."""
+    follows: bool = True
+    """Whether it takes versions now; one that rests has no use for them."""
+    budgets: Text = ""
+    """What it has used of what its owner lets it use; for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +167,10 @@ class JobOrder:
     """A later order has a greater one."""
     state: Name
     """``running``: its nodes train; anything else: they rest."""
+    train_when: Rules = ()
+    """When a vehicle may train (``core.eligibility``)."""
+    send_when: Rules = ()
+    """When a vehicle may use its link."""
     signature: Signature = b""
     certificate: Certificate = b""
 
@@ -213,6 +225,8 @@ class ModelContent:
     """(version, examples_cap, reference_steps, norm_median)."""
     slowest: Count = 0
     """The clock of the slowest node."""
+    return_seconds: Seconds = 0.0
+    """After an outage nodes come back at random within this time, so that not all come at once."""
     signature: Signature = b""
     """The aggregator's, over all of this head; empty: it has no key."""
     certificate: Certificate = b""

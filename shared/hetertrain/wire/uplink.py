@@ -50,6 +50,7 @@ CLAIM_HEARTBEATS = 2
 MODEL_BYTES_MAX = 1 << 32
 RESUME_SECONDS = 1.0
 ASKED_MAX = 4
+RETURN_SECONDS_MAX = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,36 @@ class ModelReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest version that a node has held: what is much older was sent once, and is sent again.
+
+    A driver keeps it over a restart.
+    """
+
+    lineage: str
+    version: int
+    max_lag: int
+    """A tier may be so many versions behind."""
+
+    @classmethod
+    def of(cls, model: ModelReceived) -> Newest:
+        """Describe a model that is held."""
+        return cls(model.terms.lineage, model.version, model.terms.policy.max_lag)
+
+    def newer(self, other: Newest | None) -> Newest:
+        """Return the newer of two: what is taken meanwhile may be a little older."""
+        if other is None or (self.lineage, self.version) >= (other.lineage, other.version):
+            return self
+        return other
+
+    def may_follow(self, lineage: str, version: int) -> bool:
+        """Tell whether a version may come now. A rollback is a newer lineage."""
+        if lineage != self.lineage:
+            return lineage > self.lineage
+        return version >= self.version - self.max_lag
+
+
+@dataclass(frozen=True, slots=True)
 class SyncAnnounced:
     """A synchronisation begins."""
 
@@ -89,6 +120,8 @@ class JobOrdered:
     state: str
     frame: bytes
     """As it came: a gateway passes it on."""
+    train_when: tuple[str, ...] = ()
+    send_when: tuple[str, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -102,6 +135,8 @@ class Settled:
 
     verdict: Verdict
     content: bytes
+    has_moved: bool = False
+    """It was offered to another cell's aggregator before, which may have taken it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +202,15 @@ class Uplink:
     """Signs what we announce; None: our aggregator does not ask for it."""
     check: Check | None = None
     """Insists on signatures of versions and notices; None: they are taken on trust."""
+    newest: Newest | None = None
+    """What was held last, in an earlier life too; None: nothing yet."""
     is_connected: bool = False
+    return_seconds: float = 0.0
+    """After an outage, connect again at random within this time, as our aggregator asks."""
     _packet_bytes_max: int | None = None
     _sender: Sender | None = None
+    _has_moved: bool = False
+    """What is offered was offered in another cell before."""
     _incoming: dict[str, _Incoming] = field(default_factory=dict)
     """By topic: what is broadcast to the tier, and what is given to this node alone."""
     _order: int = -1
@@ -195,9 +236,16 @@ class Uplink:
             topics.inbox(self.state.node),
             topics.order(job),
         )
+        if not self.state.follows:
+            return (topics.inbox(self.state.node), topics.order(job))
         # Listen before the proposal is confirmed, so that no difference is missed between.
         proposed = self.state.proposed_tier
         return (*mine, self._down(proposed)) if proposed else mine
+
+    @property
+    def publications(self) -> tuple[str, ...]:
+        """The topics that the node publishes on."""
+        return (self._up, topics.state(self.state.node))
 
     @property
     def other_subscriptions(self) -> tuple[str, ...]:
@@ -208,9 +256,14 @@ class Uplink:
     @property
     def will(self) -> Outgoing:
         """The last will: the broker says offline where we no longer can."""
-        return Outgoing(
-            topics.state(self.state.node), pack(replace(self.state, is_online=False)), retain=True
+        return self.farewell("offline", "the node, which is not connected")
+
+    def farewell(self, doing: str, waiting_for: str) -> Outgoing:
+        """The last heartbeat before a silence, and the reason for it."""
+        state = replace(
+            self.state, is_online=False, doing=doing, waiting_for=waiting_for[:500], active=0
         )
+        return Outgoing(topics.state(self.state.node), pack(state), retain=True)
 
     @property
     def claim_seconds(self) -> float:
@@ -219,7 +272,7 @@ class Uplink:
 
     def hold(self, model: ModelReceived) -> None:
         """Begin with a model that the node has from elsewhere: installed with it, or kept."""
-        self._model = model
+        self._model, self.newest = model, Newest.of(model).newer(self.newest)
         self._digest = model_digest(model.vector, model.integers, model.terms.lineage)
 
     def require_layout(self, layout: str) -> None:
@@ -261,10 +314,34 @@ class Uplink:
         self.is_connected = False
         return self.tick(now)
 
-    def offer(self, seq: int, content: bytes, now: float) -> UplinkReady:
-        """Send a content that is durable in the outbox; one at a time."""
+    def follow(self, follows: bool, now: float) -> UplinkReady:
+        """Take versions from now on, or none; what is offered is sent in either case."""
+        if follows != self.state.follows:
+            self.state = replace(self.state, follows=follows)
+            self._incoming.clear()
+            self._resubscribes = True
+        return self.tick(now)
+
+    def move(self, cell: str, now: float) -> UplinkReady:
+        """Go over to another cell's aggregator; what is under way begins anew there."""
+        self.state = replace(self.state, cell=cell, proposed_tier="")
+        self._incoming.clear()
+        self._resubscribes = True
+        self._heartbeat_at = 0.0
+        if self._sender is not None:
+            self._sender = self._make_sender(self._sender.seq, self._sender.content)
+            self._has_moved = True
+        return self.tick(now)
+
+    def offer(
+        self, seq: int, content: bytes, now: float, *, has_moved: bool = False
+    ) -> UplinkReady:
+        """Send a content that is durable in the outbox; one at a time. ``has_moved``: another
+        cell's aggregator may have it.
+        """
         assert self._sender is None, "one content is in flight at a time"
         self._sender = self._make_sender(seq, content)
+        self._has_moved = has_moved
         return self.tick(now)
 
     def _make_sender(self, seq: int, content: bytes) -> Sender:
@@ -389,22 +466,21 @@ class Uplink:
         self._check(order)
         if order.number > self._order:
             self._order = order.number
-            self._events.append(JobOrdered(order.state, frame))
+            rules = (order.train_when, order.send_when)
+            self._events.append(JobOrdered(order.state, frame, *rules))
 
     def _check(self, message: Signable) -> None:
         check_signature(message, self.state.job, self.state.cell, self.check)
 
     def _check_age(self, head: ModelContent) -> None:
         """Refuse what was signed once and is sent again: an older run of the job, or a version that
-        no tier can still hold. A rollback is a newer lineage.
+        no tier can still hold.
         """
-        held = self._model
-        if self.check is None or held is None:
+        newest = self.newest
+        if self.check is None or newest is None:
             return
-        is_older = head.lineage < held.terms.lineage
-        is_same = head.lineage == held.terms.lineage
-        if is_older or (is_same and head.version < held.version - held.terms.policy.max_lag):
-            raise FrameError("age", f"version {head.version} is older than {held.version}")
+        if not newest.may_follow(head.lineage, head.version):
+            raise FrameError("age", f"version {head.version} is older than {newest.version}")
 
     def _move(self, confirmed: TierConfirmed) -> None:
         """Go over to another tier; what is under way goes on with its chunks, and its window."""
@@ -482,7 +558,7 @@ class Uplink:
             while sender.num_unacknowledged:
                 self._delivered(sender, now)
             self._sender = None
-            self._events.append(Settled(verdict, sender.content))
+            self._events.append(Settled(verdict, sender.content, self._has_moved))
 
     def _take_model(self, content: bytearray) -> None:
         # Its chunks were compared with the announced digest.
@@ -499,7 +575,9 @@ class Uplink:
             self._digest = ""
             raise FrameError("model", f"version {head.version} is not what its aggregator holds")
         self._digest = head.model
+        self.return_seconds = min(head.return_seconds, RETURN_SECONDS_MAX)
         self._model = ModelReceived(head.version, vector, integers, head.sync, model_terms(head))
+        self.newest = Newest.of(self._model).newer(self.newest)
         self._events.append(self._model)
 
     def _decode(self, head: ModelContent, encoded: memoryview) -> tuple[Vector, Integers]:
