@@ -8,10 +8,8 @@ metadata, so that a torn or altered file is noticed and the one before it is use
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import LayoutError, StoreError
 from hetertrain.logging import get_logger
+from hetertrain.transport.files import write_whole
 
 KEPT = 3
 ROLLBACK_FILE = "rollback.safetensors"
@@ -142,7 +141,7 @@ def export_model(source: Path, target: Path) -> None:
     metadata.pop("snapshot", None)
     # Several may be exporting it at once.
     temporary = target.with_name(f"{target.stem}-{secrets.token_hex(4)}.tmp")
-    _write_whole(target, save(model, metadata), temporary)
+    write_whole(target, (save(model, metadata),), temporary)
 
 
 def checkpoint_path(directory: Path, version: int) -> Path:
@@ -195,23 +194,4 @@ def write_model(
         "digest": checkpoint.digest(),
     }
     tensors = layout.unflatten(checkpoint.vector, checkpoint.integers) | dict(extra or {})
-    _write_whole(path, save(tensors, metadata), path.with_suffix(".tmp"))
-
-
-def _write_whole(path: Path, content: bytes, temporary: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)  # It takes the space that is missing.
-        raise StoreError(f"cannot write {path}: {error}; check the disk and its space") from error
+    write_whole(path, (save(tensors, metadata),))

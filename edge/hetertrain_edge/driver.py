@@ -6,25 +6,31 @@ partial at a time and follows the cloud's versions, which it passes on to each t
 is an application relay with its own inbox and outbox, not a bridge of brokers, and needs no task
 and no torch.
 
-The inbox's mark of a record is 0 while it is collected, and the partial's number while that is in
-flight.
+Without the cloud it goes on: what it acknowledges stays in its inbox, and where there is no more
+room, in its vehicles' outboxes; and if it may, it makes versions of its own for its cell.
+
+The inbox's mark of a record is 0 while it is collected, below 0 while the partial that it is in
+waits sealed (the newest has the least), and the partial's number while that is in flight.
 """
 
 from __future__ import annotations
 
 import base64
-from collections import Counter
+import math
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from structlog.typing import FilteringBoundLogger
 
 from hetertrain.cell import Cell, Link
 from hetertrain.cell import Event as CellEvent
-from hetertrain.core.aggregator import PartialArrived, Pulled, SyncNotice, Tick
+from hetertrain.core.aggregator import PartialArrived, Pulled, SyncNotice, Tick, Waiting
 from hetertrain.core.combiner import (
+    COLLECTED_MAX,
     Combiner,
     Event,
     Forward,
@@ -63,8 +69,14 @@ from hetertrain.wire.uplink import (
     UplinkEvent,
     UplinkReady,
 )
+from hetertrain_edge.kept_model import KeptModel
+from hetertrain_edge.local_versions import LocalVersions
 
+INBOX_BYTES_MAX = 1 << 30
+LOCAL_NOTED = 16
+"""Of so many local versions the first is noted durably."""
 _OPEN = 0
+_SEALED_MIN = -(1 << 62)
 
 Side = Literal["north", "south"]
 
@@ -83,9 +95,15 @@ class GatewayDriver:
         south: Link,
         log: FilteringBoundLogger,
         relays_orders: bool = False,
+        inbox_bytes_max: int = INBOX_BYTES_MAX,
+        local_after_seconds: float | None = None,
     ) -> None:
         """Open the stores in ``directory``; a new outbox counts from ``first_seq``. Where the
         cell has a broker of its own, an operator's orders must be relayed to it.
+
+        Updates that the cloud has not settled take ``inbox_bytes_max`` of the disk. Once the cloud
+        is out of reach for ``local_after_seconds``, the gateway makes versions for its cell; None:
+        it never does.
 
         Raises:
             StoreError: the directory is not usable.
@@ -103,14 +121,27 @@ class GatewayDriver:
         self.cell = Cell(downlink, south, self._take_cell, log)
         self._combiner: Combiner | None = None
         self.num_partials = 0
+        self._sealed: deque[int] = deque()
+        """The marks of the sealed partials' updates, the oldest first."""
+        self._inbox_bytes_max = inbox_bytes_max
+        self._kept = KeptModel(directory / "model.frame", log)
+        self._model: ModelReceived | None = None
+        """The newest version of the cloud."""
+        self._local = LocalVersions(local_after_seconds)
+        self._down_since: float | None = 0.0
+        """When the link to the cloud broke; None: it stands."""
+        self.own_work = ""
+        """How the cell's node on this machine is, for people; empty: there is none."""
         self._started_at = 0.0
         self._uplink_wakes_at = 0.0
         self._combiner_wakes_at = 0.0
         self._updates_by_lag: Counter[int] = Counter()
 
     def recover(self, now: float) -> None:
-        """Take up what a crash interrupted: the partial in flight, and updates not yet in one."""
-        self._started_at = now
+        """Take up what a crash interrupted: the partial in flight, updates not yet in one, and the
+        version that the cell had.
+        """
+        self._started_at = self._down_since = now
         for name, damage in (("inbox", self._inbox.damage), ("outbox", self._outbox.damage)):
             if damage:
                 self._log.error(f"{name}_damaged", damage=damage)
@@ -120,21 +151,89 @@ class GatewayDriver:
         head, _ = unpack_as(ModelContent, base64.b64decode(noted))
         self._combiner = self._build_combiner(head)
         pending = self._outbox.pending()
-        in_flight = _OPEN if pending is None else pending.seq
-        self._inbox.remark_all_but(in_flight, _OPEN)
-        self._combiner.recollect(map(unpack_update, self._inbox.read(_OPEN, _OPEN)), now)
+        self._recollect(self._combiner, None if pending is None else pending.seq, now)
         if pending is not None:
             _, partial = unpack_partial(pending.content)
-            self._combiner.is_in_flight = True
-            self._combiner.bases_in_flight = frozenset(partial.groups)
+            self._combiner.take_up(partial)
             self._apply_uplink(self.uplink.offer(pending.seq, pending.content, now), now)
-        self._log.info("gateway_recovered", updates=len(self._combiner.open.contributions))
+        self._limit()
+        model = self._kept.load()
+        if model is not None and model.terms.lineage == head.lineage:
+            self._go_on_from(model, now)
+        self._log.info("gateway_recovered", updates=self._combiner.num_collected)
+
+    def _recollect(self, combiner: Combiner, in_flight: int | None, now: float) -> None:
+        """Take back all that is not in flight, section by section, the oldest first."""
+        marks = self._inbox.marks()
+        for mark in marks:
+            if mark > _OPEN and mark != in_flight:
+                # The crash came before its partial was in the outbox.
+                marks.insert(0, min(marks[0], _OPEN) - 1)
+                self._inbox.remark(mark, marks[0])
+        for mark in reversed([mark for mark in marks if mark < _OPEN]):
+            combiner.recollect(map(unpack_update, self._inbox.read(mark, mark)), now)
+            if combiner.open.contributions:
+                combiner.seal()
+                self._sealed.append(mark)
+            else:
+                self._inbox.forget(mark, mark)
+        combiner.recollect(map(unpack_update, self._inbox.read(_OPEN, _OPEN)), now)
+
+    def _go_on_from(self, model: ModelReceived, now: float) -> None:
+        """Serve the version that was kept, or the cell's own on it, where there was one."""
+        assert self._combiner is not None, "a version was kept"
+        self._model = model
+        self._combiner.serve(model.version, model.terms.statistics)
+        self.uplink.hold(model)
+        noted = int(self._inbox.noted("local") or 0)
+        # At least as many as there were.
+        self._local.number = noted + LOCAL_NOTED if noted else 0
+        self._local.worked(self._combiner.nodes(), now)
+        if self._local.number and self._combiner.makes_local:
+            self._make_local(now)
+        else:
+            self._serve(model, now)
+
+    def _serve(self, model: ModelReceived, now: float) -> None:
+        """Announce a version of the cloud to the cell."""
+        checkpoint = Checkpoint(model.version, model.vector, model.integers)
+        self.cell.release(checkpoint, model.sync, model.terms, now)
+
+    def _make_local(self, now: float) -> None:
+        """Announce what the newest version and all work that the cloud has not got give together.
+
+        It has the version's number, since what starts from it is to the cloud as what starts from
+        that.
+        """
+        combiner, model = self._combiner, self._model
+        assert combiner is not None, "there is a version to work on"
+        assert model is not None, "it was received or kept"
+        number = self._local.made()
+        if not combiner.has_work:
+            return
+        if number % LOCAL_NOTED == 1:
+            self._inbox.note("local", str(number))
+        checkpoint = Checkpoint(model.version, model.vector, model.integers)
+        made = combiner.local_cut(checkpoint)
+        if not np.isfinite(made.vector).all():
+            self._log.error("local_version_not_finite", version=made.version, local=number)
+            return
+        self.cell.release(made, None, replace(model.terms, local=number), now)
+        self._log.info("local_version_made", version=made.version, local=number)
+
+    @property
+    def _local_due_at(self) -> float:
+        if self._combiner is None or self._model is None:
+            return math.inf
+        active = self._combiner.members.num_active
+        return self._local.due_at(self._combiner.policy, active, self._down_since)
 
     def _build_combiner(self, head: ModelContent) -> Combiner:
         terms = model_terms(head)
         policy = terms.policy
         gate = Gate(head.layout, head.size, len(head.integers), policy.max_lag, head.lineage)
         combiner = Combiner(gate, policy, terms.weights, head.version, dict(terms.statistics))
+        combiner.makes_local = self._local.after_seconds is not None
         for state in self.cell.downlink.nodes.values():
             combiner.members.seen(state.node, state.active)
         return combiner
@@ -142,7 +241,8 @@ class GatewayDriver:
     @property
     def wakes_at(self) -> float:
         """When to call ``tick``, if nothing happens before."""
-        return min(self._uplink_wakes_at, self._combiner_wakes_at, self.cell.wakes_at)
+        machines = min(self._uplink_wakes_at, self._combiner_wakes_at, self.cell.wakes_at)
+        return min(machines, self._local_due_at)
 
     def tick(self, now: float) -> None:
         """Do what is due.
@@ -153,8 +253,10 @@ class GatewayDriver:
         if now >= self._combiner_wakes_at:
             self._step(Tick(), now)
         if now >= self._uplink_wakes_at:
-            self._report()
+            self._report(now)
             self._apply_uplink(self.uplink.tick(now), now)
+        if now >= self._local_due_at:
+            self._make_local(now)
         if now >= self.cell.wakes_at:
             self.cell.tick(now)
         self._newest.tick(now)
@@ -176,7 +278,8 @@ class GatewayDriver:
                 self._apply_uplink(self.uplink.received(topic, frame, now), now)
             case _, mqtt.Connected(packet_bytes_max):
                 self._log.info("connected", cell=self.uplink.state.cell)
-                self._report()
+                self._down_since = None
+                self._report(now)
                 self._apply_uplink(self.uplink.connected(now, packet_bytes_max), now)
             case _, mqtt.Delivered(token):
                 self._apply_uplink(self.uplink.delivered(token, now), now)
@@ -184,6 +287,9 @@ class GatewayDriver:
                 self._log.warning("disconnected", reason=reason)
                 if is_final:
                     raise TransportError(reason)
+                if self._down_since is None:
+                    self._down_since = now
+                self._kept.save(now)
                 self._apply_uplink(self.uplink.disconnected(now), now)
             case _, mqtt.Denied(what, reason):
                 self._log.error("access_denied", what=what, reason=reason)
@@ -232,7 +338,8 @@ class GatewayDriver:
     def _take_model(self, model: ModelReceived, now: float) -> None:
         """Learn a version, and pass it on to the cell."""
         terms, combiner = model.terms, self._combiner
-        if combiner is not None and combiner.gate.lineage == terms.lineage:
+        goes_on = combiner is not None and combiner.gate.lineage == terms.lineage
+        if combiner is not None and goes_on:
             # After a restart, journalled updates are weighed as they were when they arrived.
             terms = replace(terms, statistics=combiner.statistics | terms.statistics)
         head = model_head(
@@ -251,8 +358,17 @@ class GatewayDriver:
             model.version, model.terms.statistics, model.sync, model.terms.lineage
         )
         self._step(announced, now)
-        checkpoint = Checkpoint(model.version, model.vector, model.integers)
-        self.cell.release(checkpoint, model.sync, model.terms, now)
+        if not goes_on:
+            # What was collected on models that no longer exist has nowhere to go.
+            self._inbox.forget(_SEALED_MIN, _OPEN)
+            self._sealed.clear()
+            self._limit()
+        self._model = model
+        self._kept.take(model, now)
+        if self._local.number:
+            self._local.number = 0
+            self._inbox.note("local", "0")
+        self._serve(model, now)
 
     def _step(self, event: Event, now: float) -> None:
         if self._combiner is None:
@@ -265,7 +381,10 @@ class GatewayDriver:
 
     def _apply(self, ready: Ready, now: float) -> None:
         assert self._combiner is not None, "the combiner has just stepped"
+        if ready.seals:
+            self._seal()
         self._inbox.append(_OPEN, [arrived.content for arrived in ready.persist])
+        self._local.worked((arrived.update.node for arrived in ready.persist), now)
         self._combiner_wakes_at = ready.wake_at if ready.wake_at is not None else now + 1.0
         for arrived in ready.persist:
             self._updates_by_lag[self._combiner.version - arrived.update.base_version] += 1
@@ -280,6 +399,23 @@ class GatewayDriver:
             self.cell.notice(ready.notice, now)
         if ready.flushed is not None:
             self._apply_uplink(self.uplink.flushed(ready.flushed, now), now)
+        self._limit()
+
+    def _seal(self) -> None:
+        """Set the collected updates apart: their partial was sealed."""
+        self._sealed.append(min(self._sealed, default=_OPEN) - 1)
+        self._inbox.remark(_OPEN, self._sealed[-1])
+
+    def _limit(self) -> None:
+        """Take in no more than there is room for; an empty inbox takes an update of any size."""
+        assert self._combiner is not None, "there is a version to work on"
+        held_bytes = self._inbox.num_bytes
+        room_bytes = max(0, self._inbox_bytes_max - held_bytes)
+        if not held_bytes:
+            room_bytes = max(room_bytes, 8 * self._combiner.gate.size + (1 << 20))
+        if self._combiner.num_collected >= COLLECTED_MAX:
+            room_bytes = 0
+        self.cell.limit(room_bytes)
 
     def _store(self, forward: Forward) -> tuple[int, bytes]:
         """Put a partial into the outbox; its updates stay in the inbox until the cloud has it."""
@@ -287,7 +423,7 @@ class GatewayDriver:
         assert self._combiner is not None, "the combiner made the partial"
         lineage = self._combiner.gate.lineage
         content = pack_partial(self._node, seq, forward.sync, forward.partial, lineage)
-        self._inbox.remark(_OPEN, seq)
+        self._inbox.remark(self._sealed.popleft() if forward.is_sealed else _OPEN, seq)
         self._outbox.put(seq, content)
         self.num_partials += 1
         return seq, content
@@ -300,6 +436,9 @@ class GatewayDriver:
             self.cell.refused["partial"] += 1
             updates = [unpack_update(c) for c in self._inbox.read(verdict.seq, verdict.seq)]
             kept = [u for u in updates if (u.node, u.seq) not in verdict.known]
+            if not self._combiner.has_room_for(len(kept)):
+                self._combiner.seal()
+                self._seal()
             self._inbox.append(_OPEN, [pack_update(update) for update in kept])
             before = self._combiner.num_orphaned
             self._combiner.recollect(kept, now)
@@ -318,15 +457,33 @@ class GatewayDriver:
             self.cell.refused["orphaned"] += lost
             self._log.error("updates_orphaned", updates=lost)
 
-    def _report(self) -> None:
+    def _waiting_for(self, now: float) -> Waiting:
+        """Say what the gateway waits for: its own affairs first, then its machine's."""
+        if self._combiner is None:
+            return Waiting("model", "the first model")
+        away = ""
+        if self._down_since is not None:
+            away = f"the cloud, out of reach for {now - self._down_since:.0f} s"
+        if self.cell.is_full:
+            held, limit = self._inbox.num_bytes >> 20, self._inbox_bytes_max >> 20
+            why = away or "the cloud's verdicts on what is in it"
+            text = f"the inbox is full ({held} of {limit} MiB), nodes keep their updates: {why}"
+            return Waiting("inbox", text)
+        if not away:
+            return self._combiner.waiting_for()
+        number = self._local.number
+        own = f"; local version {number} on {self._combiner.version}" if number else ""
+        return Waiting("cloud", away + own)
+
+    def _report(self, now: float) -> None:
         combiner = self._combiner
-        waiting = "the first model" if combiner is None else combiner.waiting_for().text
+        doing = "joining" if combiner is None else "collecting"
         self.uplink.report(
             replace(
                 self.uplink.state,
                 active=len(self.cell.downlink.nodes),
-                doing="joining" if combiner is None else "collecting",
-                waiting_for=waiting[:500],
+                doing=f"{doing}; {self.own_work}"[:500] if self.own_work else doing,
+                waiting_for=self._waiting_for(now).text[:500],
                 updates=self.num_partials,
                 bytes_up=self._north.bytes_up,
                 bytes_down=self._north.bytes_down,
@@ -338,7 +495,7 @@ class GatewayDriver:
         combiner = self._combiner
         if combiner is None:
             return None
-        waiting = combiner.waiting_for()
+        waiting = self._waiting_for(now)
         return AggregatorStatus(
             job=self.cell.downlink.job,
             cell=self._node,
@@ -355,6 +512,10 @@ class GatewayDriver:
             waiting_code=waiting.code,
             waiting_for=waiting.text[:500],
         )
+
+    def keep(self, now: float) -> None:
+        """Have the newest version on disk before a stop."""
+        self._kept.save(now)
 
     def close(self) -> None:
         """Close the stores."""

@@ -163,5 +163,6 @@ class EdgeService:
         self._north.publish((self._driver.uplink.will,))
         self._north.stop()
         self._south.stop()
+        self._driver.keep(time.monotonic())
         self._driver.close()
         self._log.info("gateway_stopped", partials=self._driver.num_partials)

@@ -39,6 +39,8 @@ def random_scenario(seed: int, drops: tuple[str, ...] = ()) -> Scenario:
         "learning": {"parameters": rng.choice([1, 7, 300, 3000])},
         "follow_link": rng.random() < 0.5,
     }
+    # Drawn apart, so that all else of a seed's scenario stays as it was.
+    plain["gateways"] |= _autonomy(random.Random(f"fuzz autonomy {seed}"))  # noqa: S311
     for drop in drops:
         DROPS[drop](plain)
     return parse_scenario(plain)
@@ -81,6 +83,15 @@ def _crashes(rng: random.Random, likely: float) -> Plain:
     return {"crash_seconds": rng.uniform(3.0, 20.0), "disk_loss": rng.choice([0.0, 0.0, 0.3])}
 
 
+def _autonomy(rng: random.Random) -> Plain:
+    return {
+        "uplink_outage_share": rng.choice([0.0, 0.3, 0.7]),
+        "uplink_outage_seconds": (1.0, rng.choice([3.0, 20.0])),
+        "local_after_seconds": rng.choice([None, 0.0, 1.0]),
+        "inbox_bytes_max": rng.choice([1 << 30, 1 << 30, 4000]),
+    }
+
+
 def _rules(rng: random.Random) -> Plain:
     rules: Plain = {
         "max_lag": rng.choice([0, 2, 8, 64]),
@@ -112,6 +123,9 @@ def _shorten(plain: Plain) -> None:
 
 DROPS: dict[str, Callable[[Plain], None]] = {
     "gateways": lambda plain: plain.update(gateways={"count": 0}),
+    "autonomy": lambda plain: plain["gateways"].update(
+        uplink_outage_share=0.0, local_after_seconds=None, inbox_bytes_max=1 << 30
+    ),
     "broker": lambda plain: plain.update(broker={}),
     "cloud": lambda plain: plain.update(cloud={}),
     "rules": lambda plain: plain.update(sync={}),

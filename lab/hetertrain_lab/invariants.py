@@ -101,7 +101,8 @@ class Ledger:
             self.weights,
             self.statistics[before.version],
             before.version,
-            self.mean_discount,
+            mean_discount=self.mean_discount,
+            max_lag=self.policy.max_lag,
         )
         self.statistics[version] = frozen
         if self.checkpoint.digest() != digest:

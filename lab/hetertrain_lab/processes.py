@@ -148,9 +148,13 @@ class Process(ABC):
     def connect(self) -> None:
         """Connect what is not, if the process lives and its network is there."""
         if self.is_up and not self._outages:
-            for link in self.links:
+            for link in self.reachable():
                 if not link.is_connected:
                     link.connect()
+
+    def reachable(self) -> list[VirtualLink]:
+        """Return the links that can be connected while the process has its network."""
+        return self.links
 
     def act(self, action: Callable[[], None]) -> None:
         """Let the process do something; it may die of it."""
@@ -210,9 +214,8 @@ class Process(ABC):
             clock.at(clock.now + rng.random() * self._up_seconds(), self._meet_outage)
 
     def _up_seconds(self) -> float:
-        share = self.troubles.outage_share
-        mean = sum(self.troubles.outage_seconds) / 2
-        return 2 * mean * (1 - share) / max(share, 1e-9) * self.fleet.rng.random()
+        troubles = self.troubles
+        return up_seconds(self.fleet.rng, troubles.outage_share, troubles.outage_seconds)
 
     def _meet_crash(self) -> None:
         assert self.troubles.crash_seconds is not None
@@ -297,10 +300,46 @@ class GatewayProcess(Process):
     def __init__(self, fleet: World, plan: NodePlan) -> None:
         super().__init__(fleet, plan.name, plan.shape, plan.troubles)
         self._tier = first_tier(fleet, plan)
+        self._uplink_outages = 0
+
+    def reachable(self) -> list[VirtualLink]:
+        """Return the links that can be connected: without the cloud just the cell's."""
+        return self.links[1:] if self._uplink_outages else self.links
+
+    def begin_troubles(self) -> None:
+        """Plan the first crash and the first outages."""
+        super().begin_troubles()
+        gateways, fleet = self.fleet.scenario.gateways, self.fleet
+        share, seconds = gateways.uplink_outage_share, gateways.uplink_outage_seconds
+        if not share:
+            return
+
+        def meet() -> None:
+            if fleet.is_calm:
+                return
+            lasts = between(fleet.rng, seconds)
+            self.lose_uplink(lasts)
+            fleet.clock.at(fleet.clock.now + lasts + up_seconds(fleet.rng, share, seconds), meet)
+
+        at = fleet.rng.random() * up_seconds(fleet.rng, share, seconds)
+        fleet.clock.at(fleet.clock.now + at, meet)
+
+    def lose_uplink(self, seconds: float) -> None:
+        """Lose the link to the cloud, and that alone, for so long."""
+        self._uplink_outages += 1
+        if self.links:
+            self.links[0].disconnect("the cloud is out of reach")
+
+        def end() -> None:
+            self._uplink_outages -= 1
+            self.connect()
+
+        self.fleet.clock.at(self.fleet.clock.now + seconds, end)
 
     def build(self) -> None:
         """Recover the gateway from its directory."""
         fleet, now = self.fleet, self.fleet.clock.now
+        gateways = fleet.scenario.gateways
         state = NodeState(
             node=self.name,
             job=JOB,
@@ -343,6 +382,8 @@ class GatewayProcess(Process):
             north=north,
             south=south,
             log=fleet.log,
+            inbox_bytes_max=gateways.inbox_bytes_max,
+            local_after_seconds=gateways.local_after_seconds,
         )
         self.driver.recover(now)
 
@@ -461,6 +502,12 @@ def first_tier(fleet: World, plan: NodePlan) -> Tier:
     if fleet.scenario.follow_link:
         return min(fleet.tiers.values(), key=lambda tier: tier.rate_bits_per_second)
     return fleet.tiers[plan.tier]
+
+
+def up_seconds(rng: random.Random, share: float, outage_seconds: Range) -> float:
+    """Draw how long a link stands between outages that take ``share`` of the time."""
+    mean = sum(outage_seconds) / 2
+    return 2 * mean * (1 - share) / max(share, 1e-9) * rng.random()
 
 
 def between(rng: random.Random, bounds: Range) -> float:

@@ -76,6 +76,21 @@ class Vehicles(Group):
     """The mean time until a vehicle goes over to another gateway's cell; None: it stays."""
 
 
+class Gateways(Group):
+    """Nodes that merge a cell's updates. Their outages are of both links; these of the one to the
+    cloud alone, while the cell's goes on.
+    """
+
+    uplink_outage_share: Share = 0.0
+    """The share of time that the cloud is out of reach."""
+    uplink_outage_seconds: Range = (5.0, 30.0)
+    local_after_seconds: Annotated[float, Field(ge=0)] | None = None
+    """How long the cloud must be out of reach until a gateway makes versions for its cell; None:
+    it never does."""
+    inbox_bytes_max: Annotated[int, Field(ge=1)] = 1 << 30
+    """What a gateway holds that the cloud has not settled."""
+
+
 class Learning(_Part):
     """What is learnt: a task with real gradients, or a synthetic objective of a given size."""
 
@@ -116,7 +131,7 @@ class Scenario(_Part):
     installed: bool = False
     """Vehicles come with version 0; else they wait for it to arrive."""
     vehicles: tuple[Vehicles, ...]
-    gateways: Group = Group(count=0)
+    gateways: Gateways = Gateways(count=0)
     cloud: Troubles = Troubles()
     broker: Troubles = Troubles()
     learning: Learning = Learning()

@@ -29,6 +29,7 @@ from hetertrain.wire.downlink import (
     FlushReported,
     NodeGone,
     NodeSeen,
+    TransferDeferred,
 )
 from hetertrain.wire.uplink import FrameRefused, Outgoing
 
@@ -69,6 +70,9 @@ class Cell:
         self.link = link
         self.refused: Counter[str] = Counter()
         self.wakes_at = 0.0
+        self.is_full = False
+        """A node was told by silence that there is no room for its content; it asks again."""
+        self._deferred_bytes = 0
         self._on_event = on_event
         self._log = log
 
@@ -122,6 +126,13 @@ class Cell:
         """Announce a version."""
         self._apply(self.downlink.release(checkpoint, sync, terms, now), now)
 
+    def limit(self, room_bytes: int) -> None:
+        """Take so many more bytes of contents and no more; nodes keep what there is no room for."""
+        self.downlink.room_bytes = room_bytes
+        if self.is_full and room_bytes >= self._deferred_bytes:
+            self.is_full = False
+            self._log.info("transfers_resumed", room_bytes=room_bytes)
+
     def refuse(self, reason: str, detail: str) -> None:
         """Count and log a frame that could not be used."""
         self.refused[f"frame_{reason}"] += 1
@@ -144,6 +155,18 @@ class Cell:
                 self._on_event(FlushSettled(node, sync), now)
             case ContentReceived():
                 self._take_content(event, now)
+            case TransferDeferred(node, size_bytes):
+                self.refused["deferred"] += 1
+                self._deferred_bytes = size_bytes
+                if not self.is_full:
+                    self.is_full = True
+                    room_bytes = self.downlink.room_bytes
+                    self._log.warning(
+                        "transfers_deferred",
+                        node=node,
+                        size_bytes=size_bytes,
+                        room_bytes=room_bytes,
+                    )
             case FrameRefused(reason, detail):
                 self.refuse(reason, detail)
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hetertrain import codec
 from hetertrain.core.aggregator import Aggregator, PartialArrived, SyncOrdered, Tick, UpdateArrived
-from hetertrain.core.gate import SEEN_PER_NODE, Gate, Outcome, Seen
+from hetertrain.core.gate import RUNS_PER_NODE, Gate, Outcome, Seen
 from hetertrain.core.members import FlushSettled, MemberGone, MemberSeen
-from hetertrain.core.policy import SYNC_PRESETS, WeightPolicy
+from hetertrain.core.policy import SYNC_PRESETS, Statistics, WeightPolicy
 from hetertrain.core.update import Partial
 from tests.builders import LAYOUT, SIZE, make_aggregator, make_checkpoint, make_update
 
@@ -173,11 +174,46 @@ def test_integer_buffers_merge_by_maximum() -> None:
 
 def test_the_memory_of_seen_updates_is_bounded_and_never_forgets_upwards() -> None:
     seen = Seen()
-    for seq in range(3 * SEEN_PER_NODE):
+    for seq in range(0, 6 * RUNS_PER_NODE, 2):
         seen.add(("n0", seq))
-    assert len(seen.above["n0"]) == SEEN_PER_NODE
-    assert all(("n0", seq) in seen for seq in range(3 * SEEN_PER_NODE))
-    assert ("n0", 3 * SEEN_PER_NODE) not in Seen.from_plain(seen.to_plain())
+    assert len(seen.above["n0"]) == RUNS_PER_NODE
+    assert all(("n0", seq) in seen for seq in range(0, 6 * RUNS_PER_NODE, 2))
+    assert ("n0", 6 * RUNS_PER_NODE) not in Seen.from_plain(seen.to_plain())
+
+
+def test_a_days_work_that_comes_late_is_told_from_work_that_comes_again() -> None:
+    """A node sent 1 to 5,000 to a gateway without its cloud, and then 5,000 more to the cloud."""
+    seen = Seen()
+    for seq in (*range(5001, 10_001), *range(1, 5000)):
+        assert ("n0", seq) not in seen
+        seen.add(("n0", seq))
+    assert seen.to_plain() == {"n0": [-1, [1, 4999], [5001, 10_000]]}
+    assert ("n0", 5000) not in seen
+    seen.add(("n0", 5000))
+    assert Seen.from_plain(seen.to_plain()).above == {"n0": [[1, 10_000]]}
+
+
+def test_what_a_release_before_wrote_of_seen_updates_is_read() -> None:
+    seen = Seen.from_plain({"n0": [3, 5, 6, 9]})
+    assert [seq for seq in range(12) if ("n0", seq) in seen] == [0, 1, 2, 3, 5, 6, 9]
+
+
+def test_a_days_delay_makes_nobody_count_more() -> None:
+    """What comes after ``max_lag`` counts with its discount, and is nobody's usual lag."""
+    aggregator = with_members(1, replace(SAP, cut_fraction=1e-9, max_lag=4))
+    for seq in range(30):
+        update = make_update("n0", seq, base_version=aggregator.checkpoint.version)
+        aggregator.handle(UpdateArrived(update), float(seq))
+    before = aggregator.checkpoint.vector[0]
+    for seq in range(100, 140):
+        late = Partial()
+        update = make_update("n1", seq, 0.1)
+        late.add(update, codec.parse(update.payload, SIZE), WeightPolicy(), Statistics())
+        aggregator.handle(PartialArrived("gateway", seq, None, late), 50.0 + seq)
+    moved = aggregator.checkpoint.vector[0] - before
+    weights = aggregator.weights
+    assert aggregator.mean_discount == 1.0
+    assert moved == pytest.approx(40 * 0.1 * weights.server_rate * weights.discount(4), rel=1e-3)
 
 
 def test_a_snapshot_restores_the_machine_beside_its_checkpoint() -> None:

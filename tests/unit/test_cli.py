@@ -149,7 +149,7 @@ def test_a_part_whose_needs_are_not_installed_does_not_show(
         cli.importlib.util, "find_spec", lambda name: None if name in missing else found(name)
     )
     shown = cli.installed_commands().keys()
-    assert shown == {"vehicle", "vehicle enroll", "vehicle doctor"}
+    assert shown == {"vehicle", "vehicle enroll", "vehicle doctor", "vehicle inspect"}
 
 
 def test_a_shell_completes_commands_of_two_words_and_their_flags(

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hetertrain.core.aggregator import PartialArrived, SyncNotice, Tick, UpdateArrived
-from hetertrain.core.combiner import CELL_SHARE, Combiner, PartialSettled
+from hetertrain.core.combiner import (
+    CELL_SHARE,
+    SEALED_AT,
+    Combiner,
+    PartialSettled,
+    VersionAnnounced,
+)
 from hetertrain.core.gate import Gate, Outcome, Verdict
 from hetertrain.core.members import FlushSettled, MemberSeen
 from hetertrain.core.policy import SYNC_PRESETS, Statistics, WeightPolicy
-from tests.builders import LAYOUT, SIZE, make_aggregator, make_update
+from hetertrain.core.update import Contribution, Group, Partial, cut
+from hetertrain.wire.contents import pack_partial
+from tests.builders import LAYOUT, SIZE, make_aggregator, make_checkpoint, make_update
 
 SAP = replace(SYNC_PRESETS["sap"], sync_quorum=1.0, sync_deadline_seconds=3.0)
 
@@ -83,3 +92,111 @@ def test_an_update_is_durable_before_its_verdict_and_a_repeat_is_a_duplicate() -
     again = combiner.handle(UpdateArrived(make_update("n0", 1)), 1.1)
     assert (len(first.persist), first.verdicts[0].outcome) == (1, Outcome.MERGED)
     assert (len(again.persist), again.verdicts[0].outcome) == (0, Outcome.DUPLICATE)
+
+
+def without_the_cloud(members: int = 2) -> Combiner:
+    combiner = make_combiner(members)
+    combiner.makes_local = True
+    return combiner
+
+
+def test_a_local_version_is_what_the_cloud_would_cut_of_all_that_is_collected() -> None:
+    combiner, cloud = without_the_cloud(), make_aggregator(replace(SAP, cut_fraction=1.0))
+    cloud.handle(MemberSeen("elsewhere", 99), 0.0)
+    for number, seq in ((0, 1), (1, 1), (0, 2), (1, 2), (0, 3)):
+        update = make_update(f"n{number}", seq, 0.1 * seq + number, examples=40 + number)
+        combiner.handle(UpdateArrived(update), 1.0 + seq)
+        cloud.handle(UpdateArrived(update), 1.0)
+    assert combiner.is_in_flight
+    local = combiner.local_cut(make_checkpoint())
+    expected = cut(
+        make_checkpoint(), cloud.open, WeightPolicy(), mean_discount=1.0, max_lag=SAP.max_lag
+    )
+    np.testing.assert_array_equal(local.vector, expected.vector)
+    assert local.version == 0
+    # Made anew each time from the checkpoint: nothing adds up twice.
+    assert combiner.local_cut(make_checkpoint()).digest() == local.digest()
+
+
+def test_a_local_version_is_the_sum_of_the_rounds_means() -> None:
+    combiner = without_the_cloud()
+    combiner.handle(UpdateArrived(make_update("n0", 1)), 1.0)
+    for seq in range(2, 11):
+        combiner.handle(UpdateArrived(make_update("n0", seq)), float(seq))
+    for seq in range(1, 11):
+        combiner.handle(UpdateArrived(make_update("n1", seq, 0.3)), float(seq))
+    moved = combiner.local_cut(make_checkpoint()).vector
+    rate = WeightPolicy().server_rate
+    np.testing.assert_allclose(moved, 10 * rate * 0.2, rtol=1e-5)
+
+
+def test_what_the_cloud_has_is_not_in_a_local_version() -> None:
+    combiner = without_the_cloud()
+    combiner.handle(UpdateArrived(make_update("n0", 1)), 1.0)
+    assert combiner.has_work
+    combiner.handle(PartialSettled(Verdict("gateway", 1, Outcome.MERGED)), 1.1)
+    assert not combiner.has_work
+
+
+def test_a_days_updates_become_partials_that_fit_a_frame_and_none_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hetertrain.core.combiner.SEALED_AT", 10)
+    combiner = without_the_cloud()
+    readies = [
+        combiner.handle(UpdateArrived(make_update(f"n{seq % 2}", seq)), float(seq))
+        for seq in range(36)
+    ]
+    forwards = [ready.forward for ready in readies if ready.forward]
+    assert sum(ready.seals for ready in readies) == 3
+    assert combiner.num_collected == 35
+    while combiner.is_in_flight:
+        settled = combiner.handle(PartialSettled(Verdict("gateway", 1, Outcome.MERGED)), 99.0)
+        forwards += [settled.forward] if settled.forward else []
+    assert [len(each.partial.contributions) for each in forwards] == [1, 10, 10, 10, 5]
+    assert [each.is_sealed for each in forwards] == [False, True, True, True, False]
+    assert set().union(*(f.partial.contributions for f in forwards)) == {
+        (f"n{seq % 2}", seq) for seq in range(36)
+    }
+
+
+def test_a_sealed_partial_fits_a_frame_whatever_its_nodes_are_called() -> None:
+    partial = Partial()
+    worst = (1 << 61, 1 << 61, 1 << 40, 1 << 40, 1 << 32, 1e300)
+    for number in range(SEALED_AT):
+        key = (f"{number:064d}", worst[0])
+        partial.contributions[key] = Contribution(key[0], *worst)
+    partial.groups[0] = Group(1.0, np.zeros(SIZE, np.int64))
+    assert pack_partial("gateway", 1, None, partial)
+
+
+def test_statistics_of_a_sealed_partials_bases_outlive_the_gates_need_of_them() -> None:
+    combiner = without_the_cloud()
+    combiner.is_in_flight = True
+    combiner.handle(UpdateArrived(make_update("n0", 1)), 1.0)
+    combiner.seal()
+    combiner.handle(VersionAnnounced(500, {500: Statistics()}, None), 2.0)
+    assert combiner.statistics.keys() == {0, 500}
+
+
+def test_only_a_run_that_ended_makes_orphans() -> None:
+    combiner = without_the_cloud()
+    for seq in range(3):
+        combiner.handle(UpdateArrived(make_update("n0", seq)), 1.0)
+    combiner.handle(VersionAnnounced(9000, {9000: Statistics()}, None), 2.0)
+    assert combiner.num_orphaned == 0
+    combiner.handle(VersionAnnounced(1, {1: Statistics()}, None, "another"), 3.0)
+    assert combiner.num_orphaned == 2
+    assert not combiner.has_work
+
+
+def test_a_cell_that_is_served_an_older_version_after_a_power_cut_is_not_refused() -> None:
+    combiner = make_combiner()
+    combiner.handle(VersionAnnounced(200, {200: Statistics()}, None), 1.0)
+    combiner.serve(7, {7: Statistics()})
+    for seq, base in ((1, 7), (2, 200)):
+        update = make_update("n0", seq, base_version=base)
+        assert combiner.handle(UpdateArrived(update), 2.0).verdicts[0].outcome is Outcome.MERGED
+    combiner.handle(VersionAnnounced(201, {201: Statistics()}, None), 3.0)
+    late = combiner.handle(UpdateArrived(make_update("n0", 3, base_version=7)), 4.0)
+    assert late.verdicts[0].outcome is Outcome.REJECTED

@@ -202,10 +202,11 @@ def test_the_inbox_repeats_what_it_took_in_order_by_section(tmp_path: Path) -> N
     assert list(reopened.read(0, 9)) == [b"a", b"b", b"c"]
     reopened.remark(0, 5)
     assert list(reopened.read(5, 5)) == [b"a", b"b"]
-    reopened.remark_all_but(5, 0)
-    assert list(reopened.read(0, 0)) == [b"c"]
+    assert (reopened.marks(), reopened.num_bytes) == ([1, 5], 3)
+    reopened.append(1, [b"dd"])
     reopened.forget(5, 5)
-    assert list(reopened.read(0, 9)) == [b"c"]
+    assert list(reopened.read(0, 9)) == [b"c", b"dd"]
+    assert reopened.num_bytes == 3
 
 
 def test_a_torn_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:

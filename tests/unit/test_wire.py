@@ -18,7 +18,13 @@ from hetertrain.errors import FrameError
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, model_head
-from hetertrain.wire.downlink import ContentReceived, Downlink, NodeGone
+from hetertrain.wire.downlink import (
+    AWAY_MAX,
+    ContentReceived,
+    Downlink,
+    NodeGone,
+    TransferDeferred,
+)
 from hetertrain.wire.frames import Begin, Flushed, Missing, NodeState, Sync, pack, unpack
 from hetertrain.wire.signing import Check, Sign, check_signature, signed
 from hetertrain.wire.transfer import Receiver, Sender
@@ -584,6 +590,108 @@ def test_a_node_that_has_the_newest_version_already_is_sent_none() -> None:
     sent = talk.aggregator.received(ready.send[0].topic, ready.send[0].frame, talk.now).send
     later = talk.aggregator.tick(talk.now + 3.0).send
     assert not [item for item in (*sent, *later) if item.topic.endswith("/t3")]
+
+
+def heard(aggregator: Downlink, state: NodeState, now: float = 1.0) -> list[object]:
+    return list(aggregator.received(topics.state(state.node), pack(state), now).events)
+
+
+def test_a_node_that_says_it_is_in_another_cell_is_forgotten_at_once() -> None:
+    aggregator = Downlink("job", "cloud")
+    heard(aggregator, STATE)
+    gone = heard(aggregator, replace(STATE, cell="edge-1"))
+    again = heard(aggregator, replace(STATE, cell="edge-1"))
+    assert gone == [NodeGone("n0")]
+    assert again == []
+    assert aggregator.nodes == {}
+
+
+def test_the_last_will_of_the_cell_that_a_node_left_ends_nothing_in_its_new_one() -> None:
+    aggregator = Downlink("job", "cloud")
+    heard(aggregator, STATE)
+    assert heard(aggregator, replace(STATE, cell="edge-1", is_online=False)) == []
+    assert heard(aggregator, replace(STATE, is_online=False)) == [NodeGone("n0")]
+
+
+def ready_to_take(room_bytes: int | None = None) -> Downlink:
+    aggregator = Downlink("job", "cloud", room_bytes=room_bytes)
+    aggregator.release(
+        Checkpoint(0, np.zeros(9, np.float32), np.empty(0, np.int64)), None, TERMS, 0
+    )
+    return aggregator
+
+
+def frames_of(node: str, content: bytes) -> tuple[str, list[bytes]]:
+    sender = Sender(node, 1, content, chunk_bytes=256, window=99, airtime_seconds=1.0)
+    frames = [pack(message, chunk) for message, chunk in sender.due(0.0)]
+    return topics.up("job", "cloud", "t1", node), frames
+
+
+def test_a_transfer_goes_on_where_it_stood_when_its_node_comes_back_to_the_cell() -> None:
+    aggregator, content = ready_to_take(), random.Random(1).randbytes(1000)
+    topic, (begin, *chunks) = frames_of("n0", content)
+    heard(aggregator, STATE)
+    for frame in (begin, *chunks[:3]):
+        aggregator.received(topic, frame, 1.0)
+    heard(aggregator, replace(STATE, cell="edge-1"))
+    heard(aggregator, STATE, 90.0)
+    asked = [unpack(item.frame) for item in aggregator.received(topic, begin, 90.0).send]
+    (missing,) = [bits for message, bits in asked if isinstance(message, Missing)]
+    assert np.unpackbits(np.frombuffer(missing, np.uint8)).sum() == 1
+    events = aggregator.received(topic, chunks[3], 90.0).events
+    assert [bytes(e.content) for e in events if isinstance(e, ContentReceived)] == [content]
+
+
+def test_half_arrived_transfers_of_nodes_that_left_are_bounded() -> None:
+    aggregator = ready_to_take()
+    for number in range(3 * AWAY_MAX):
+        node = f"n{number}"
+        topic, (begin, *_) = frames_of(node, bytes(1000))
+        heard(aggregator, replace(STATE, node=node))
+        aggregator.received(topic, begin, 1.0)
+        heard(aggregator, replace(STATE, node=node, cell="edge-1"))
+    assert len(aggregator._receivers) == AWAY_MAX
+
+
+def test_without_room_a_node_keeps_its_content_and_is_taken_when_there_is_room() -> None:
+    talk = Conversation(1, loss=0.0)
+    talk.aggregator.room_bytes = 1000
+    talk.up(talk.node.offer(5, bytes(2000), talk.now))
+    talk.run(60.0)
+    deferred = talk.of(TransferDeferred)
+    assert {(event.node, event.size_bytes) for event in deferred} == {("n0", 2000)}
+    assert talk.of(ContentReceived) == talk.of(Settled) == []
+    talk.aggregator.room_bytes = 2000
+    talk.run(60.0)
+    assert [event.verdict.seq for event in talk.of(Settled)] == [5]
+
+
+def test_what_is_under_way_takes_of_the_room_and_who_left_does_not() -> None:
+    aggregator = ready_to_take(room_bytes=1500)
+    one, (begin_one, *_) = frames_of("n1", bytes(1000))
+    two, (begin_two, *_) = frames_of("n2", bytes(1000))
+    heard(aggregator, replace(STATE, node="n1"))
+    assert aggregator.received(one, begin_one, 1.0).events == ()
+    assert aggregator.received(two, begin_two, 1.0).events == (TransferDeferred("n2", 1000),)
+    heard(aggregator, replace(STATE, node="n1", cell="edge-1"))
+    assert aggregator.received(two, begin_two, 2.0).events == ()
+
+
+def test_a_gateways_own_versions_reach_its_nodes_though_the_number_stays() -> None:
+    talk = Conversation(seed=1, loss=0.0)
+    talk.run(10.0)
+    for local in (1, 2, 0):
+        talk.vector = talk.vector + np.float32(local + 1)
+        terms = replace(TERMS, local=local)
+        checkpoint = Checkpoint(talk.version, talk.vector.copy(), np.empty(0, np.int64))
+        talk.down(talk.aggregator.release(checkpoint, None, terms, talk.now))
+        talk.run(10.0)
+    received = [(e.version, e.terms.local) for e in talk.of(ModelReceived)]
+    assert received == [(0, 0), (0, 1), (0, 2), (0, 0)]
+    late = replace(STATE, node="n9")
+    given = talk.aggregator.received(topics.state("n9"), pack(late), talk.now)
+    assert given.events
+    assert talk.node.state.model == talk.aggregator.broadcaster.chains["t1"].digest
 
 
 def test_a_pull_reaches_its_node() -> None:

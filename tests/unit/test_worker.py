@@ -257,3 +257,25 @@ def test_a_thin_link_paces_itself_to_what_it_can_carry() -> None:
 def test_a_policy_without_any_pace_is_refused() -> None:
     with pytest.raises(ValueError, match="pace"):
         replace(SAP, pace_seconds=None, pace_steps=None)
+
+
+def test_a_sync_never_holds_a_node_whose_update_is_not_taken_past_its_deadline() -> None:
+    """As where its gateway's inbox is full: the update has no verdict for a day."""
+    worker = make_worker()
+    worker.handle(model(0), 10.0)
+    assert worker.handle(trained(1.0), 12.0).publish is not None
+    assert worker.handle(SyncNotice(1, 2.0), 12.1).interrupt
+    held = worker.handle(trained(1.5), 12.2)
+    assert (held.train, held.publish, worker.state) == (None, None, State.FLUSHING)
+    assert worker.handle(Tick(), 14.2).train is not None
+    assert worker.state is State.TRAINING
+
+
+def test_a_gateways_own_version_keeps_the_number_and_the_unsent_progress() -> None:
+    worker = make_worker(replace(SAP, pace_seconds=99.0))
+    worker.handle(model(7), 0.0)
+    worker.handle(model(7, 10.0), 1.0)
+    order = worker.handle(trained(0.5), 2.0).train
+    assert order is not None
+    np.testing.assert_allclose(order.start[0], trained(10.5).local, atol=1e-5)
+    assert worker.version == 7

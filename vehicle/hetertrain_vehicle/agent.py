@@ -32,7 +32,7 @@ from hetertrain.transport.pipe import AgentEnd
 from hetertrain.wire import topics
 from hetertrain.wire.frames import TrainCommand, TrainedReport, TrainerReady, TrainFailed
 from hetertrain.wire.uplink import Uplink
-from hetertrain_vehicle.budgets import Ledger, Limits
+from hetertrain_vehicle.budgets import Ledger
 from hetertrain_vehicle.driver import VehicleDriver
 from hetertrain_vehicle.link import Linked, VehicleLink
 from hetertrain_vehicle.permission import Permissions
@@ -132,10 +132,7 @@ class Agent:
         self._ready_by = math.inf
         self._mailbox: Mailbox[Input] = Mailbox()
         self._log = get_logger(node=settings.node)
-        limits = Limits(
-            settings.megabytes_per_month, settings.processor_seconds_per_day, settings.disk_mib
-        )
-        ledger = Ledger(settings.directory, limits, self._log)
+        ledger = Ledger(settings.directory, settings.limits, self._log)
         table = SignalTable(settings.signals_seconds_max)
         self._permissions = Permissions(settings.train_when, settings.send_when, table, ledger)
         self._job_rules: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hetertrain.cli import Command, enrol_command
@@ -52,6 +55,42 @@ def _trainers(arguments: argparse.Namespace) -> TrainerSource:
     return TrainerProcess(multiprocessing.get_context("spawn"), settings)
 
 
+def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of ``vehicle inspect``."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--values", type=int, default=0, metavar="N", help="print the first N values that are sent"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="train anew, though an update waits in the outbox"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=10, metavar="N", help="steps of a dry run (default: 10)"
+    )
+    parser.add_argument(
+        "--content", type=Path, metavar="FILE", help="write the update there, as it is sent"
+    )
+
+
+def run_inspect(arguments: argparse.Namespace) -> int:
+    """Show what would leave the vehicle; send nothing."""
+    from hetertrain_vehicle import inspection
+
+    if arguments.steps < 1 or arguments.values < 0:
+        raise SettingsError("--steps must be 1 or more, and --values 0 or more")
+    leaving = inspection.inspect(
+        arguments.settings, steps=arguments.steps, is_dry_run=arguments.dry_run
+    )
+    if arguments.content is not None:
+        arguments.content.write_bytes(leaving.content)
+    report = inspection.describe(leaving, num_values=arguments.values)
+    if arguments.json:
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    else:
+        inspection.show(report)
+    return 0
+
+
 def _settings() -> type[Settings]:
     from hetertrain_vehicle.settings import VehicleSettings
 
@@ -74,4 +113,11 @@ COMMANDS = (
         settings=_settings,
     ),
     doctor_command("vehicle", _settings, _checks),
+    Command(
+        name="vehicle inspect",
+        help="show all that would leave this vehicle; send nothing",
+        run=run_inspect,
+        add_arguments=add_inspect_arguments,
+        settings=_settings,
+    ),
 )

@@ -15,6 +15,7 @@ from hetertrain.service import BrokerSettings
 from hetertrain.transport.mqtt import Endpoint
 from hetertrain.wire import topics
 from hetertrain.wire.frames import NodeState
+from hetertrain_vehicle.budgets import Limits
 
 Rules = Annotated[tuple[str, ...], AfterValidator(check_rules)]
 
@@ -93,6 +94,11 @@ class VehicleSettings(BrokerSettings):
     def directory(self) -> Path:
         """The folder of this node's state."""
         return self.state_directory / self.node
+
+    @property
+    def limits(self) -> Limits:
+        """What training may use up."""
+        return Limits(self.megabytes_per_month, self.processor_seconds_per_day, self.disk_mib)
 
     def broker_of(self, cell: str) -> tuple[str, int]:
         """Return host and port of a cell's broker.

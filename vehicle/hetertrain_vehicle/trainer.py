@@ -105,6 +105,12 @@ class Trainer:
         return value
 
 
+def prepare(seed: int) -> None:
+    """Make this process one that trains: one thread, and chance from a seed."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+
+
 def serve(
     connection: Connection,
     task_reference: str,
@@ -113,8 +119,7 @@ def serve(
     cpu_share: float | None = None,
 ) -> None:
     """Run a trainer for the agent at the other end of a pipe until it closes."""
-    torch.set_num_threads(1)
-    torch.manual_seed(node.seed)
+    prepare(node.seed)
     try:
         task = load_task(task_reference)
         trainer = Trainer(task, node, step_seconds_min)

@@ -241,6 +241,21 @@ def parse(payload: bytes | memoryview, size: int) -> Decoded:
     return Decoded(decode_indices(gaps, count, size), levels, size)
 
 
+def announced_size(payload: bytes | memoryview) -> int:
+    """Return the length of the vector that a payload says it is of: for who has no layout to know.
+
+    Raises:
+        PayloadError: it has no header, or says more than there can be.
+    """
+    code = memoryview(payload).cast("B")
+    if code.nbytes < _HEADER.size:
+        raise PayloadError(f"expected a header of {_HEADER.size} bytes, found {code.nbytes}")
+    size = int(_HEADER.unpack_from(code)[4])
+    if size > SIZE_MAX:
+        raise PayloadError(f"a vector of {size} values: at most {SIZE_MAX} can be")
+    return size
+
+
 def _read_header(code: memoryview, size: int) -> tuple[int, Form, int, Packing, int]:
     """Return version, form, bits of a level, packing, and how many values are kept."""
     if not 0 <= size <= SIZE_MAX:

@@ -359,7 +359,12 @@ class Aggregator:
             vector = self.outer.step(self.checkpoint.vector, self.weights, self.is_buffer)
             self.checkpoint = replace(self.checkpoint, vector=vector)
         frozen, self.mean_discount = summarise(
-            closed, self.weights, self.statistics[version], version, self.mean_discount
+            closed,
+            self.weights,
+            self.statistics[version],
+            version,
+            mean_discount=self.mean_discount,
+            max_lag=self.policy.max_lag,
         )
         self.statistics[version + 1] = frozen
         self.statistics.pop(version - self.policy.max_lag, None)

@@ -5,19 +5,24 @@ the cloud at a time.
 
                enough nodes, or age                       verdict of the cloud
     COLLECTING --------------------> forward, IN FLIGHT ----------------------> COLLECTING
-        |  ^ while a partial is in flight, updates gather in the next one |
+        |  ^ while a partial is in flight, updates gather in the next one;|
+        |  | one that is full is sealed, and waits for its turn           |
         +--------------------------------------------------------+ +-- sync announced --> relay to
         the cell --> all flushed or deadline --> forward with the sync's number
 
 It weighs exactly as the cloud would, since the statistics come with each version. An update is
 acknowledged once it is durable here; from then on it is the gateway's duty to bring it to the
 cloud, exactly once.
+
+While the cloud is out of reach, ``local_cut`` makes the model that its newest checkpoint and all
+that is collected give: the cell's own, until the cloud's next version takes its place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from hetertrain import codec
@@ -25,12 +30,23 @@ from hetertrain.core.aggregator import Pulled, SyncNotice, Tick, UpdateArrived, 
 from hetertrain.core.gate import Gate, Outcome, Seen, Verdict
 from hetertrain.core.members import FlushSettled, MemberGone, Members, MemberSeen
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
-from hetertrain.core.update import CONTRIBUTIONS_MAX, Partial, Update
+from hetertrain.core.update import (
+    CONTRIBUTIONS_MAX,
+    Checkpoint,
+    Contribution,
+    Partial,
+    Update,
+    cut,
+)
 
 CELL_SHARE = 0.7
 """The share of a synchronisation's deadline that the cell gets; the rest is for the way to the
 cloud.
 """
+SEALED_AT = 1 << 15
+"""A partial's head names each contribution, in 128 bytes at most: so many fit into a frame's."""
+COLLECTED_MAX = CONTRIBUTIONS_MAX - SEALED_AT
+"""Updates that wait for their turn; with those in flight a local cut's sums cannot overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +85,16 @@ class Forward:
 
     partial: Partial
     sync: int | None
+    is_sealed: bool = False
+    """It is the oldest of those that were sealed, not the open one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
     """What the driver must do after one step, in this order."""
 
+    seals: bool = False
+    """The open partial was sealed, before what is persisted now."""
     persist: tuple[UpdateArrived, ...] = ()
     """Durable before the verdicts go out."""
     verdicts: tuple[Verdict, ...] = ()
@@ -102,13 +122,23 @@ class Combiner:
     seen: Seen = field(default_factory=Seen)
     members: Members = field(default_factory=Members)
     open: Partial = field(default_factory=Partial)
+    sealed: deque[Partial] = field(default_factory=deque)
+    """Full ones, the oldest first; each goes before the open one. An update takes more of the disk
+    than its share of a sum takes of memory, so the inbox's limit bounds these too."""
     is_in_flight: bool = False
     bases_in_flight: frozenset[int] = frozenset()
     """The base versions of the partial in flight; it may come back to be collected again."""
+    in_flight: Partial | None = None
+    """The partial in flight, where ``makes_local`` asks for it."""
+    makes_local: bool = False
+    """Keep what ``local_cut`` needs, at the cost of one partial's memory."""
     num_orphaned: int = 0
     """Accepted updates of a lineage that ended before they reached the cloud."""
     _first_at: float | None = None
     _sync_closes_at: float | None = None
+    _seals: bool = False
+    _waiting: Partial | None = None
+    """What a local cut needs of the partials in flight and sealed, in one; None: not made yet."""
 
     def handle(self, event: Event, now: float) -> Ready:
         """Take one event at time ``now`` (seconds of any monotonic clock)."""
@@ -132,13 +162,85 @@ class Combiner:
                 self._sync_closes_at = now + notice.deadline_seconds
             case PartialSettled(verdict):
                 self.is_in_flight, self.bases_in_flight = False, frozenset()
+                self.in_flight = self._waiting = None
                 settled = verdict
             case Pulled():
                 self._first_at = None if self._first_at is None else -math.inf
             case Tick():
                 pass
         forward, flushed = self._close(now)
-        return Ready(persist, verdicts, settled, forward, flushed, notice, self._wake_at())
+        seals, self._seals = self._seals, False
+        return Ready(seals, persist, verdicts, settled, forward, flushed, notice, self._wake_at())
+
+    def take_up(self, in_flight: Partial) -> None:
+        """Note after a restart what is in flight, and will have its verdict."""
+        for key in in_flight.contributions:
+            self.seen.add(key)
+        self._fly(in_flight)
+
+    def serve(self, version: int, statistics: Mapping[int, Statistics]) -> None:
+        """Note that the cell is served an older version than the newest until there is another:
+        what starts from it is no laggard's.
+        """
+        lag = max(0, self.version - version)
+        self.gate = replace(self.gate, max_lag=self.policy.max_lag + lag)
+        self.statistics = dict(statistics) | self.statistics
+
+    def _fly(self, partial: Partial) -> None:
+        self.is_in_flight, self.bases_in_flight = True, frozenset(partial.groups)
+        self.in_flight = partial if self.makes_local else None
+        self._waiting = None
+
+    def seal(self) -> None:
+        """Close the open partial, to be forwarded as it is when its turn comes."""
+        self.sealed.append(self.open)
+        self.open, self._first_at, self._waiting = Partial(), None, None
+
+    def has_room_for(self, num_updates: int) -> bool:
+        """Tell whether the open partial can take so many more."""
+        return len(self.open.contributions) + num_updates <= SEALED_AT
+
+    @property
+    def num_collected(self) -> int:
+        """How many updates wait for their turn."""
+        return len(self.open.contributions) + sum(len(each.contributions) for each in self.sealed)
+
+    def local_cut(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Merge all that the cloud is not known to have into its newest checkpoint, as a cut would.
+
+        Each node's mass counts once, so the sum of all rounds' means comes out; made anew from the
+        checkpoint each time, nothing adds up twice. The version stays the checkpoint's: what starts
+        from this model is to the cloud as what starts from that one, since deltas add. A fresh
+        update counts in full.
+        """
+        assert self.makes_local, "the partial in flight is kept only then"
+        if self._waiting is None:
+            self._waiting = _together(piece for piece in self._pieces() if piece is not self.open)
+        together = _together((self._waiting, self.open))
+        newest = max(checkpoint.version, *together.groups)
+        made = cut(
+            replace(checkpoint, version=newest),
+            together,
+            self.weights,
+            mean_discount=1.0,
+            max_lag=self.policy.max_lag,
+        )
+        return replace(made, version=checkpoint.version)
+
+    def nodes(self) -> set[str]:
+        """Return whose work it is that the cloud is not known to have."""
+        return {node for each in self._pieces() for node in each.nodes()}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything that the cloud is not known to have."""
+        return any(each.contributions for each in self._pieces())
+
+    def _pieces(self) -> Iterator[Partial]:
+        if self.in_flight is not None:
+            yield self.in_flight
+        yield from self.sealed
+        yield self.open
 
     def recollect(self, updates: Iterable[Update], now: float) -> None:
         """Take back updates accepted before: after a restart, or from a refused partial."""
@@ -158,9 +260,12 @@ class Combiner:
         examined = self.gate.examine(update, self.version, self.statistics, self.seen)
         if isinstance(examined, Verdict):
             verdict = examined
-        elif len(self.open.contributions) >= CONTRIBUTIONS_MAX:
-            verdict = Verdict(update.node, update.seq, Outcome.REJECTED, "the open partial is full")
+        elif self.num_collected >= COLLECTED_MAX:
+            verdict = Verdict(update.node, update.seq, Outcome.REJECTED, "the inbox is full")
         else:
+            if not self.has_room_for(1):
+                self.seal()
+                self._seals = True
             self.open.add(update, examined, self.weights, self.statistics[update.base_version])
             self.seen.add((update.node, update.seq))
             self._first_at = now if self._first_at is None else self._first_at
@@ -172,13 +277,16 @@ class Combiner:
         if event.lineage != self.gate.lineage:
             # The models that the open updates started from no longer exist anywhere.
             self.gate = replace(self.gate, lineage=event.lineage)
-            self.num_orphaned += len(self.open.contributions)
+            self.num_orphaned += self.num_collected
+            self.sealed.clear()
             self.open, self._first_at = Partial(), None
+            self.in_flight = self._waiting = None
             self.statistics = {}
         self.version = event.version
+        self.gate = replace(self.gate, max_lag=self.policy.max_lag)
         # Updates may be collected again after a refusal, so the statistics of their bases outlive
         # the gate's need of them.
-        needed = self.bases_in_flight | self.open.groups.keys()
+        needed = self.bases_in_flight.union(self.open.groups, *(p.groups for p in self.sealed))
         oldest = event.version - self.policy.max_lag
         kept = {v: s for v, s in self.statistics.items() if v >= oldest or v in needed}
         self.statistics = kept | dict(event.statistics)
@@ -190,6 +298,8 @@ class Combiner:
         """Forward the open partial if it is time; say so when there is nothing to flush."""
         if self.is_in_flight:
             return None, None
+        if self.sealed:
+            return self._forward(self.sealed.popleft(), None, is_sealed=True), None
         sync = self.members.sync
         if sync is not None:
             assert self._sync_closes_at is not None, "every sync has a deadline"
@@ -197,19 +307,21 @@ class Combiner:
                 return None, None
             self.members.end_sync()
             self._sync_closes_at = None
-            return (self._forward(sync), None) if self.open.contributions else (None, sync)
+            return (self._forward_open(sync), None) if self.open.contributions else (None, sync)
         if self._first_at is None:
             return None, None
         enough = len(self.open.nodes()) >= self.policy.nodes_for_cut(self.members.num_active)
         if enough or now >= self._first_at + self.policy.cut_seconds * CELL_SHARE:
-            return self._forward(None), None
+            return self._forward_open(None), None
         return None, None
 
-    def _forward(self, sync: int | None) -> Forward:
-        partial, self.open = self.open, Partial()
-        self._first_at = None
-        self.is_in_flight, self.bases_in_flight = True, frozenset(partial.groups)
-        return Forward(partial, sync)
+    def _forward_open(self, sync: int | None) -> Forward:
+        partial, self.open, self._first_at = self.open, Partial(), None
+        return self._forward(partial, sync, is_sealed=False)
+
+    def _forward(self, partial: Partial, sync: int | None, *, is_sealed: bool) -> Forward:
+        self._fly(partial)
+        return Forward(partial, sync, is_sealed)
 
     def _wake_at(self) -> float | None:
         if self.is_in_flight:
@@ -231,3 +343,18 @@ class Combiner:
             return Waiting("members", "no active node is connected")
         need = self.policy.nodes_for_cut(self.members.num_active)
         return Waiting("updates", f"{need} nodes' updates needed, {len(self.open.nodes())} present")
+
+
+def _together(pieces: Iterable[Partial]) -> Partial:
+    """Merge partials for a cut that is not kept: of each node its heaviest contribution is named,
+    which is all that counts there, and a day's are too many to be counted again each time.
+    """
+    together = Partial()
+    for piece in pieces:
+        heaviest: dict[str, Contribution] = {}
+        for item in piece.contributions.values():
+            if item.node not in heaviest or heaviest[item.node].mass < item.mass:
+                heaviest[item.node] = item
+        named = {(item.node, item.seq): item for item in heaviest.values()}
+        together.absorb(replace(piece, contributions=named))
+    return together

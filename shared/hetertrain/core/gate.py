@@ -6,6 +6,7 @@ verdict with a reason for each update, good or bad; nothing that a node sends ca
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,7 +22,7 @@ honest norms).
 """
 EXAMPLES_MAX = 1 << 40
 STEPS_MAX = 1 << 32
-SEEN_PER_NODE = 256
+RUNS_PER_NODE = 256
 
 
 class Outcome(StrEnum):
@@ -54,39 +55,68 @@ class Verdict:
 @dataclass(slots=True)
 class Seen:
     """The (node, seq) pairs that were merged: per node a floor below which all count as seen, and
-    those above.
+    the runs of numbers above it.
+
+    A node counts without gaps, so what it sent one gateway in a day without the cloud is one run,
+    and another's work of it between leaves just two: late work is told from repeated work.
     """
 
     floors: dict[str, int] = field(default_factory=dict)
-    above: dict[str, set[int]] = field(default_factory=dict)
+    above: dict[str, list[list[int]]] = field(default_factory=dict)
+    """By node: [first, last] of each run, in order, with a gap between any two."""
 
     def __contains__(self, key: tuple[str, int]) -> bool:
         node, seq = key
-        return seq <= self.floors.get(node, -1) or seq in self.above.get(node, ())
+        if seq <= self.floors.get(node, -1):
+            return True
+        runs = self.above.get(node, ())
+        place = bisect_right(runs, seq, key=_first)
+        return place > 0 and seq <= runs[place - 1][1]
 
     def add(self, key: tuple[str, int]) -> None:
-        """Remember one pair; the oldest beyond ``SEEN_PER_NODE`` sink below the floor."""
+        """Remember one pair; the oldest runs beyond ``RUNS_PER_NODE`` sink below the floor."""
+        if key in self:
+            return
         node, seq = key
-        above = self.above.setdefault(node, set())
-        above.add(seq)
-        if len(above) > SEEN_PER_NODE:
-            oldest = min(above)
-            above.remove(oldest)
-            self.floors[node] = oldest
+        runs = self.above.setdefault(node, [])
+        place = bisect_right(runs, seq, key=_first)
+        continues = place > 0 and runs[place - 1][1] == seq - 1
+        leads_on = place < len(runs) and runs[place][0] == seq + 1
+        if continues and leads_on:
+            runs[place - 1][1] = runs.pop(place)[1]
+        elif continues:
+            runs[place - 1][1] = seq
+        elif leads_on:
+            runs[place][0] = seq
+        else:
+            runs.insert(place, [seq, seq])
+        if len(runs) > RUNS_PER_NODE:
+            self.floors[node] = runs.pop(0)[1]
 
-    def to_plain(self) -> dict[str, list[int]]:
-        """Return as plain data: per node the floor, then the seqs above it."""
+    def to_plain(self) -> dict[str, list[int | list[int]]]:
+        """Return as plain data: per node the floor, then the runs above it."""
         return {
-            node: [self.floors.get(node, -1), *sorted(above)] for node, above in self.above.items()
+            node: [self.floors.get(node, -1), *([*run] for run in runs)]
+            for node, runs in self.above.items()
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, list[int]]) -> Seen:
-        """Rebuild from ``to_plain``."""
-        return cls(
-            {node: values[0] for node, values in plain.items()},
-            {node: set(values[1:]) for node, values in plain.items()},
-        )
+    def from_plain(cls, plain: Mapping[str, list[int | list[int]]]) -> Seen:
+        """Rebuild from ``to_plain``; a release before wrote single numbers in place of runs."""
+        seen = cls()
+        for node, (floor, *runs) in plain.items():
+            assert isinstance(floor, int), "the floor is a number"
+            seen.floors[node], seen.above[node] = floor, []
+            for run in runs:
+                if isinstance(run, int):
+                    seen.add((node, run))
+                else:
+                    seen.above[node].append([*run])
+        return seen
+
+
+def _first(run: list[int]) -> int:
+    return run[0]
 
 
 @dataclass(frozen=True, slots=True)

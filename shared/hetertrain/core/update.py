@@ -212,22 +212,30 @@ def cut(
 
 
 def summarise(
-    partial: Partial, weights: WeightPolicy, before: Statistics, version: int, mean_discount: float
+    partial: Partial,
+    weights: WeightPolicy,
+    before: Statistics,
+    version: int,
+    *,
+    mean_discount: float,
+    max_lag: int,
 ) -> tuple[Statistics, float]:
     """Freeze the statistics for the next version, and the running mean of the discount.
 
     Medians are smoothed over cuts; all of it depends on the set of contributions only, never on
-    their order.
+    their order. What was admitted in time and delayed over ``max_lag`` is not a fleet's usual lag:
+    a gateway's day without the cloud would make everybody's next work count twice.
     """
     items = sorted(partial.contributions.values())
     steps = _smooth(before.reference_steps, _median(item.steps for item in items))
     norm = _smooth(before.norm_median, _median(item.norm for item in items))
     cap = max(1, round(weights.examples_cap_medians * _median(item.examples for item in items)))
-    discounts = [weights.discount(max(0, version - item.base_version)) for item in items]
-    return (
-        Statistics(cap, steps, norm),
-        SMOOTHING * mean_discount + (1 - SMOOTHING) * (sum(discounts) / len(discounts)),
-    )
+    lags = (max(0, version - item.base_version) for item in items)
+    discounts = [weights.discount(lag) for lag in lags if lag <= max_lag]
+    if discounts:
+        usual = sum(discounts) / len(discounts)
+        mean_discount = SMOOTHING * mean_discount + (1 - SMOOTHING) * usual
+    return Statistics(cap, steps, norm), mean_discount
 
 
 SMOOTHING = 0.8

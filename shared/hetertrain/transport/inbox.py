@@ -29,6 +29,7 @@ CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, text TEXT NOT NULL);
 """,
 )
 """Files of the first releases have this schema and no number."""
+_MARK_MAX = 1 << 62
 
 
 class Inbox:
@@ -44,6 +45,21 @@ class Inbox:
             read_database(path, _LADDER) if is_read_only else open_database(path, _LADDER)
         )
         """Says what was wrong with the file, where records may be missing; else empty."""
+        self._num_bytes: int | None = None
+        """Counted once somebody asks, and kept up to date from then on."""
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes of contents there are."""
+        if self._num_bytes is None:
+            self._num_bytes = self._bytes_of(-_MARK_MAX, _MARK_MAX)
+        return self._num_bytes
+
+    def marks(self) -> list[int]:
+        """Return the marks that there are records of, the least first."""
+        with store_errors("read the inbox"):
+            query = "SELECT DISTINCT mark FROM records ORDER BY mark"
+            return [int(mark) for (mark,) in self._database.execute(query)]
 
     def append(self, mark: int, contents: Sequence[bytes | bytearray]) -> None:
         """Make contents durable under ``mark``, with one commit for all.
@@ -59,6 +75,8 @@ class Inbox:
                 "INSERT INTO records (mark, content) VALUES (?, ?)",
                 ((mark, content) for content in contents),
             )
+        if self._num_bytes is not None:
+            self._num_bytes += sum(len(content) for content in contents)
 
     def read(self, mark_min: int, mark_max: int) -> Iterable[bytes]:
         """Yield the contents of a range of marks, oldest first.
@@ -79,13 +97,12 @@ class Inbox:
         """
         self._write("UPDATE records SET mark = ? WHERE mark = ?", (new, old))
 
-    def remark_all_but(self, kept: int, new: int) -> None:
-        """Move all records to one mark, except those of ``kept``."""
-        self._write("UPDATE records SET mark = ? WHERE mark <> ?", (new, kept))
-
     def forget(self, mark_min: int, mark_max: int) -> None:
         """Delete a range of marks."""
+        gone = 0 if self._num_bytes is None else self._bytes_of(mark_min, mark_max)
         self._write("DELETE FROM records WHERE mark BETWEEN ? AND ?", (mark_min, mark_max))
+        if self._num_bytes is not None:
+            self._num_bytes -= gone
 
     def note(self, name: str, text: str) -> None:
         """Keep a small text under a name, replacing the one before."""
@@ -100,6 +117,11 @@ class Inbox:
     def close(self) -> None:
         """Close the file."""
         self._database.close()
+
+    def _bytes_of(self, mark_min: int, mark_max: int) -> int:
+        query = "SELECT total(length(content)) FROM records WHERE mark BETWEEN ? AND ?"
+        with store_errors("read the inbox"):
+            return int(self._database.execute(query, (mark_min, mark_max)).fetchone()[0])
 
     def _write(self, statement: str, values: tuple[int | str, ...]) -> None:
         with store_errors("write the inbox"):

@@ -21,7 +21,7 @@ from hetertrain.core.update import Checkpoint, model_digest
 from hetertrain.core.worker import PERIODS_MAX
 from hetertrain.errors import FrameError
 from hetertrain.wire import topics
-from hetertrain.wire.chain import Chain, Offer
+from hetertrain.wire.chain import Chain, Newest, Offer
 from hetertrain.wire.contents import JobTerms, model_head
 from hetertrain.wire.frames import Begin, ModelContent, NodeState, TierConfirmed, pack_head
 from hetertrain.wire.signing import Sign, signed
@@ -141,7 +141,7 @@ class Broadcaster:
     def _has_news(self, chain: Chain) -> bool:
         if self.checkpoint is None or self._terms is None:
             return False
-        newest = (self._terms.lineage, self.checkpoint.version)
+        newest = _newest(self.checkpoint, self._terms)
         return chain.held is None or chain.newest != newest or chain.needs_whole
 
     def _catch_up(self, chain: Chain, state: NodeState, now: float) -> None:
@@ -253,7 +253,7 @@ class Broadcaster:
         if checkpoint is None or terms is None or not model:
             return
         if model == model_digest(checkpoint.vector, checkpoint.integers, terms.lineage):
-            chain.hold(checkpoint, model, (terms.lineage, checkpoint.version))
+            chain.hold(checkpoint, model, _newest(checkpoint, terms))
             chain.needs_whole = False
 
     def _broadcast(self, chain: Chain, now: float, sync: int | None) -> None:
@@ -288,7 +288,7 @@ class Broadcaster:
             encoded.decoded.add_to(vector)
         held = Checkpoint(checkpoint.version, vector, checkpoint.integers)
         digest = model_digest(vector, checkpoint.integers, terms.lineage)
-        chain.hold(held, digest, (terms.lineage, checkpoint.version))
+        chain.hold(held, digest, _newest(checkpoint, terms))
         head = self._head(held, digest, sync, base, terms)
         content = (
             _whole_content(head, vector)
@@ -353,6 +353,10 @@ class Broadcaster:
         )
         head = replace(head, return_seconds=len(self.nodes) / RETURNS_PER_SECOND)
         return signed(head, self.job, self.cell, self.sign)
+
+
+def _newest(checkpoint: Checkpoint, terms: JobTerms) -> Newest:
+    return terms.lineage, checkpoint.version, terms.local
 
 
 def _whole_content(head: ModelContent, vector: Vector) -> Content:

@@ -18,6 +18,8 @@ from hetertrain.wire.frames import Begin, Chunk, Message
 from hetertrain.wire.transfer import Content
 
 FLOAT_BYTES = 4
+Newest = tuple[str, int, int]
+"""Lineage, version, and number of a gateway's own model on it; 0: the cloud's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class Chain:
     tier: Tier
     held: Checkpoint | None = None
     digest: str = ""
-    newest: tuple[str, int] | None = None
-    """Lineage and version of ``held``."""
+    newest: Newest | None = None
+    """What ``held`` stands for."""
     sent_at: float = -1e9
     free_at: float = 0.0
     """When the link has had time for what was sent."""
@@ -85,7 +87,7 @@ class Chain:
     """By the model that each leads on from, the oldest first."""
     _bytes: int = 0
 
-    def hold(self, checkpoint: Checkpoint, digest: str, newest: tuple[str, int]) -> None:
+    def hold(self, checkpoint: Checkpoint, digest: str, newest: Newest) -> None:
         """Note what the tier's nodes hold from now on."""
         self.held, self.digest, self.newest = checkpoint, digest, newest
 

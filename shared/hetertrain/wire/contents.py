@@ -36,6 +36,8 @@ class JobTerms:
     statistics: dict[int, Statistics]
     lineage: str = ""
     slowest: int = 0
+    local: int = 0
+    """Counts the models that a gateway without its cloud makes on a version; 0: the cloud's own."""
 
 
 def unpack_as(
@@ -198,6 +200,7 @@ def model_head(
             for v, s in sorted(terms.statistics.items())
         ),
         slowest=terms.slowest,
+        local=terms.local,
     )
 
 
@@ -206,7 +209,20 @@ def model_terms(head: ModelContent) -> JobTerms:
     statistics = {
         version: Statistics(cap, steps, norm) for version, cap, steps, norm in head.statistics
     }
-    return JobTerms(head.layout, head.policy, head.weights, statistics, head.lineage, head.slowest)
+    return JobTerms(
+        head.layout,
+        head.policy,
+        head.weights,
+        statistics,
+        head.lineage,
+        head.slowest,
+        head.local,
+    )
+
+
+def integers_of(head: ModelContent) -> Integers:
+    """Read the integer buffers from the head of a model."""
+    return np.asarray(head.integers, np.int64)
 
 
 def verdict_message(verdict: Verdict) -> VerdictMessage:

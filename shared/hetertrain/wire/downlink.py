@@ -17,6 +17,7 @@ from hetertrain.wire import topics
 from hetertrain.wire.broadcast import Broadcaster
 from hetertrain.wire.contents import JobTerms, verdict_message
 from hetertrain.wire.frames import (
+    HEADER_BYTES_MAX,
     Begin,
     Chunk,
     Flushed,
@@ -37,6 +38,9 @@ SILENCE_HEARTBEATS = 4
 CONTENT_GROUPS_MAX = 64
 RECEIVERS_MAX = 4096
 """Transfers under way at a time."""
+AWAY_MAX = 64
+"""Half-arrived transfers that are kept of nodes which are away; each goes on when its node is
+back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,17 @@ class ContentReceived:
     content: bytearray
 
 
-DownlinkEvent = NodeSeen | NodeGone | FlushReported | ContentReceived | FrameRefused
+@dataclass(frozen=True, slots=True)
+class TransferDeferred:
+    """There is no room for what a node announces: it keeps it, and asks again."""
+
+    node: str
+    size_bytes: int
+
+
+DownlinkEvent = (
+    NodeSeen | NodeGone | FlushReported | ContentReceived | TransferDeferred | FrameRefused
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +109,14 @@ class Downlink:
     """Signs versions and notices; None: nobody asks for it."""
     check: Check | None = None
     """Insists on nodes' signatures of what they announce; None: it is taken on trust."""
+    room_bytes: int | None = None
+    """How much more may be taken, what is under way included; None: there is no limit."""
     _heard_at: dict[str, float] = field(default_factory=dict)
     _silence_at: float = 0.0
     """When to look next for those who fell silent: not at each frame of a fleet of thousands."""
     _receivers: dict[str, Receiver] = field(default_factory=dict)
+    _away: dict[str, None] = field(default_factory=dict)
+    """Nodes that are away with a transfer half arrived, the longest first."""
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
     _send: list[Outgoing] = field(default_factory=list)
     _events: list[DownlinkEvent] = field(default_factory=list)
@@ -208,10 +226,11 @@ class Downlink:
                 raise FrameError("direction", f"{type(message).__name__} is not for an aggregator")
 
     def _hear(self, state: NodeState, now: float) -> None:
-        if state.job != self.job or state.cell != self.cell:
-            return  # Another cell's node; states are one topic for all who watch.
-        if not state.is_online:
-            if state.node in self._heard_at:
+        is_ours = state.job == self.job and state.cell == self.cell
+        if not is_ours or not state.is_online:
+            # States are one topic for all who watch. Who says that it is elsewhere has left; the
+            # last will of another cell may be older than its node's arrival here.
+            if state.node in self._heard_at and is_ours != state.is_online:
                 self._forget(state.node)
             return
         if state.tier not in self.tiers:
@@ -219,6 +238,7 @@ class Downlink:
         before = self.nodes.get(state.node)
         self.nodes[state.node] = state
         self._heard_at[state.node] = now
+        self._away.pop(state.node, None)
         self._events.append(NodeSeen(state))
         self.broadcaster.hear(state, before, now)
 
@@ -227,6 +247,12 @@ class Downlink:
         self.nodes.pop(node, None)
         self.broadcaster.forget(node)
         # What has arrived of its transfer stays: it goes on when the node is back.
+        if node in self._receivers:
+            self._away[node] = None
+            while len(self._away) > AWAY_MAX:
+                longest = next(iter(self._away))
+                del self._away[longest]
+                self._receivers.pop(longest, None)
         self._events.append(NodeGone(node))
 
     def _begin(self, announced: Begin) -> None:
@@ -247,12 +273,22 @@ class Downlink:
                 "size", f"{begin.node} announces {begin.size_bytes} bytes; limit {limit}"
             )
         self._receivers.pop(begin.node, None)
+        if not self._has_room(begin.size_bytes):
+            self._events.append(TransferDeferred(begin.node, begin.size_bytes))
+            return
         if len(self._receivers) >= RECEIVERS_MAX:
             del self._receivers[next(iter(self._receivers))]  # The oldest; its sender begins anew.
         self._receivers[begin.node] = Receiver(begin)
+        self._away.pop(begin.node, None)
+
+    def _has_room(self, size_bytes: int) -> bool:
+        if self.room_bytes is None:
+            return True
+        here = (each for node, each in self._receivers.items() if node not in self._away)
+        return size_bytes + sum(each.begin.size_bytes for each in here) <= self.room_bytes
 
     def _content_bytes_max(self) -> int:
         checkpoint = self.broadcaster.checkpoint
         if checkpoint is None:
             return 0
-        return CONTENT_GROUPS_MAX * 8 * checkpoint.vector.size + (1 << 20)
+        return CONTENT_GROUPS_MAX * 8 * checkpoint.vector.size + HEADER_BYTES_MAX + (1 << 20)

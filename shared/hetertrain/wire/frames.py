@@ -227,6 +227,8 @@ class ModelContent:
     """The clock of the slowest node."""
     return_seconds: Seconds = 0.0
     """After an outage nodes come back at random within this time, so that not all come at once."""
+    local: Count = 0
+    """Counts the models that a gateway without its cloud makes on a version; 0: the cloud's own."""
     signature: Signature = b""
     """The aggregator's, over all of this head; empty: it has no key."""
     certificate: Certificate = b""
