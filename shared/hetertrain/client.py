@@ -417,6 +417,8 @@ def _flags(name: str, value: object) -> list[str]:
             return [flag if value else flag.replace("--", "--no-", 1)]
         case Mapping():
             return [f"{flag}={key}={each}" for key, each in value.items()]
+        case list() | tuple():
+            return [f"{flag}={each}" for each in value]
         case _:
             return [f"{flag}={value}"]
 

@@ -17,14 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
-from pydantic import SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
 
 from hetertrain.errors import SettingsError
 
@@ -34,25 +28,14 @@ SECRET_WORDS = ("password", "passphrase", "secret", "token", "database_url")
 """Settings that end so are secrets, of whichever part."""
 
 
-class Settings(BaseSettings):
-    """Base of all settings: frozen, and unknown keys are errors."""
+class Settings(BaseModel):
+    """Base of all settings: frozen, and unknown keys are errors. ``load`` collects them."""
 
     # A failed validation must not print a password among its inputs.
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", enable_decoding=False, hide_input_in_errors=True
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True
     )
     section: ClassVar[str] = "common"
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003  # the library's signature
-        init_settings: PydanticBaseSettingsSource,
-        *_others: PydanticBaseSettingsSource,
-        **_named: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take values from the constructor only; ``load`` orders the sources and names them."""
-        return (init_settings,)
 
 
 S = TypeVar("S", bound=Settings)
@@ -109,14 +92,12 @@ def given(settings_class: type[Settings], flags: Mapping[str, object], file: Pat
                 values[name] = value
                 origins[name] = f"file {path} [{table}]"
     for prefix in (PREFIX, f"{PREFIX}{section.upper()}_"):
-        source = EnvSettingsSource(settings_class, env_prefix=prefix, env_ignore_empty=True)
-        for name, value in source().items():
-            kind = get_origin(known[name].annotation)
-            if kind is dict:
-                values[name] = _pairs(name, value.split(","))
-            else:
-                values[name] = tuple(value.split(";")) if kind is tuple else value
-            origins[name] = f"environment {prefix}{name.upper()}"
+        for name, info in known.items():
+            variable = f"{prefix}{name.upper()}"
+            text = os.environ.get(variable)
+            if text:
+                values[name] = _parts(name, text, get_origin(info.annotation))
+                origins[name] = f"environment {variable}"
     for name, value in flags.items():
         values[name] = value
         origins[name] = f"flag {flag_name(name)}"
@@ -196,6 +177,13 @@ def flags_of(namespace: argparse.Namespace, settings_class: type[Settings]) -> d
         value = getattr(namespace, name)
         flags[name] = _pairs(name, value) if get_origin(info.annotation) is dict else value
     return flags
+
+
+def _parts(name: str, text: str, kind: object) -> Any:
+    """Return what a variable says of a field whose annotation is of this kind."""
+    if kind is dict:
+        return _pairs(name, text.split(","))
+    return tuple(text.split(";")) if kind is tuple else text
 
 
 def _pairs(name: str, texts: list[str]) -> dict[str, str]:

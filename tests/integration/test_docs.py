@@ -36,7 +36,14 @@ def command(line: str, tmp_path: Path) -> str:
     # A short run stands for the demo's minute; what it prints and writes is the same.
     if line.startswith("script/demo"):
         return f"{ROOT}/{line} --seconds 5 --vehicles 4 --edges 1 --no-baseline --output {tmp_path}"
-    return line.replace("scenarios/", f"{ROOT}/scenarios/")
+    return in_place(line)
+
+
+def in_place(line: str) -> str:
+    """Let a command find what it names from the repository's root."""
+    return line.replace("scenarios/", f"{ROOT}/scenarios/").replace(
+        "examples/", f"{ROOT}/examples/"
+    )
 
 
 FOREGROUND = [b for b in blocks() if "&" not in b and not b.startswith("script/test")]
@@ -63,7 +70,10 @@ def test_a_documented_command_runs(block: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", BACKGROUND)
 def test_documented_parts_train_together(block: str, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        ["bash", "-c", block + "wait"], cwd=tmp_path, env=environment(), start_new_session=True
+        ["bash", "-c", in_place(block) + "wait"],
+        cwd=tmp_path,
+        env=environment(),
+        start_new_session=True,
     )
     history = tmp_path / "state" / "fleet" / "versions.jsonl"
     try:

@@ -92,7 +92,7 @@ def test_no_exit_code_of_a_layer_is_another_errors() -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--job", "job", "--node", "n0"],
+        ["--job", "job", "--task", "a:B"],
         ["--job", "job", "--node", "n/0", "--task", "a:B"],
         ["--job", "job", "--node", "n0", "--task", "a:B", "--tier", "t9"],
         ["--job", "job", "--node", "n0", "--task", "a:B", "--config", "nowhere.toml"],
