@@ -25,6 +25,7 @@ from hetertrain.core.tiers import TIERS, BandwidthEstimator, Tier
 from hetertrain.core.update import model_digest
 from hetertrain.errors import FrameError, LayoutError, PayloadError
 from hetertrain.wire import topics
+from hetertrain.wire.arrivals import Arrivals
 from hetertrain.wire.contents import JobTerms, model_terms, read_verdict, unpack_as
 from hetertrain.wire.frames import (
     Begin,
@@ -43,13 +44,10 @@ from hetertrain.wire.frames import (
     unpack,
 )
 from hetertrain.wire.signing import Check, Sign, Signable, check_signature, signed
-from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Receiver, Sender, chunk_bytes_for
+from hetertrain.wire.transfer import Sender, chunk_bytes_for
 
 HEARTBEAT_SECONDS = 2.0
 CLAIM_HEARTBEATS = 2
-MODEL_BYTES_MAX = 1 << 32
-RESUME_SECONDS = 1.0
-ASKED_MAX = 4
 RETURN_SECONDS_MAX = 600.0
 
 
@@ -171,21 +169,6 @@ class UplinkReady:
 
 
 @dataclass(slots=True)
-class _Incoming:
-    """A content that is arriving."""
-
-    receiver: Receiver
-    num_expected: int = 0
-    """Chunks that are on their way without being asked for."""
-    num_asked: int = 0
-    """How often in a row the node asked and nothing came."""
-    ask_at: float = 0.0
-
-    def is_of(self, chunk: Chunk) -> bool:
-        return self.receiver.begin.seq == chunk.seq
-
-
-@dataclass(slots=True)
 class Uplink:
     """One node's conversation with the aggregator of its cell."""
 
@@ -211,8 +194,6 @@ class Uplink:
     _sender: Sender | None = None
     _has_moved: bool = False
     """What is offered was offered in another cell before."""
-    _incoming: dict[str, _Incoming] = field(default_factory=dict)
-    """By topic: what is broadcast to the tier, and what is given to this node alone."""
     _order: int = -1
     """Number of the newest order."""
     _model: ModelReceived | None = None
@@ -222,9 +203,11 @@ class Uplink:
     _events: list[UplinkEvent] = field(default_factory=list)
     _resubscribes: bool = False
     _estimator: BandwidthEstimator = field(init=False)
+    _arrivals: Arrivals = field(init=False)
 
     def __post_init__(self) -> None:
         self._estimator = BandwidthEstimator(self.tiers, self.tier)
+        self._arrivals = Arrivals(self.tier)
 
     @property
     def subscriptions(self) -> tuple[str, ...]:
@@ -299,9 +282,7 @@ class Uplink:
             if sender.chunk_bytes != chunk_bytes_for(sender.chunk_bytes, packet_bytes_max):
                 # Another broker, with a lower limit: the transfer begins anew.
                 self._sender = self._make_sender(sender.seq, sender.content)
-        for incoming in self._incoming.values():
-            # A broker that kept our session sends by itself what we have not acknowledged.
-            incoming.ask_at = now + RESUME_SECONDS
+        self._arrivals.resume(now)
         return self.beat(now)
 
     def beat(self, now: float) -> UplinkReady:
@@ -318,14 +299,14 @@ class Uplink:
         """Take versions from now on, or none; what is offered is sent in either case."""
         if follows != self.state.follows:
             self.state = replace(self.state, follows=follows)
-            self._incoming.clear()
+            self._arrivals.clear()
             self._resubscribes = True
         return self.tick(now)
 
     def move(self, cell: str, now: float) -> UplinkReady:
         """Go over to another cell's aggregator; what is under way begins anew there."""
         self.state = replace(self.state, cell=cell, proposed_tier="")
-        self._incoming.clear()
+        self._arrivals.clear()
         self._resubscribes = True
         self._heartbeat_at = 0.0
         if self._sender is not None:
@@ -411,10 +392,9 @@ class Uplink:
                 for message, chunk in self._sender.due(now):
                     self._publish(self._up, message, chunk, token=self._sender.seq)
                 wake_at = min(wake_at, max(self._sender.ask_at, now + 0.05))
-            for topic, incoming in list(self._incoming.items()):
-                if now >= incoming.ask_at:
-                    self._ask(topic, incoming, now)
-                wake_at = min(wake_at, max(incoming.ask_at, now + 0.05))
+            for missing, bitmap in self._arrivals.due(now):
+                self._publish(self._up, missing, bitmap)
+            wake_at = min(wake_at, max(self._arrivals.wake_at, now + 0.05))
         else:
             wake_at = now + self.heartbeat_seconds
         ready = UplinkReady(tuple(self._send), tuple(self._events), wake_at, self._resubscribes)
@@ -445,8 +425,10 @@ class Uplink:
 
     def _take(self, topic: str, message: Message, payload: memoryview, now: float) -> None:
         match message:
-            case Begin() | Chunk():
-                self._take_content(topic, message, payload, now)
+            case Begin():
+                self._begin(topic, message, now)
+            case Chunk():
+                self._take_chunk(message, payload, now)
             case Missing():
                 if self._sender is not None and self._sender.seq == message.seq:
                     self._sender.missing(payload)
@@ -489,8 +471,8 @@ class Uplink:
             raise FrameError("tier", f"unknown tier {confirmed.tier!r}")
         if tier == self.tier:
             return
-        self._incoming.clear()
-        self.tier = tier
+        self._arrivals.clear()
+        self.tier = self._arrivals.tier = tier
         self._estimator.settle(tier)
         self.state = replace(self.state, tier=tier.name, proposed_tier="")
         if self._sender is not None:
@@ -499,57 +481,19 @@ class Uplink:
         self._resubscribes = True
         self._events.append(TierChanged(tier))
 
-    def _take_content(
-        self, topic: str, message: Begin | Chunk, payload: memoryview, now: float
-    ) -> None:
-        if isinstance(message, Begin):
-            self._begin(topic, message, now)
-            return
-        # A missing chunk of a broadcast is sent to this node alone.
-        found = ((t, each) for t, each in self._incoming.items() if each.is_of(message))
-        topic, incoming = next(found, ("", None))
-        if incoming is None:
-            return  # Joined in the middle: the heartbeat tells what is missing.
-        content = incoming.receiver.chunk(message.index, payload)
-        incoming.num_expected -= 1
-        incoming.num_asked = 0
-        incoming.ask_at = now + self._patience_seconds(incoming)
-        if content is not None:
-            del self._incoming[topic]
+    def _begin(self, topic: str, begin: Begin, now: float) -> None:
+        is_given = topic == topics.inbox(self.state.node)
+        if is_given or topic == self._down(self.tier.name):
+            self._arrivals.begin(topic, begin, now, is_given=is_given)
+        # Else it is of a tier that the node has left, or is not in yet.
+
+    def _take_chunk(self, chunk: Chunk, payload: memoryview, now: float) -> None:
+        arrived = self._arrivals.take(chunk, payload, now)
+        if arrived is not None:
+            topic, content = arrived
             self._take_model(content)
             if topic == topics.inbox(self.state.node):
                 self._heartbeat_at = now  # There may be more to be given.
-        elif incoming.num_expected <= 0:
-            self._ask(topic, incoming, now)
-
-    def _begin(self, topic: str, begin: Begin, now: float) -> None:
-        is_given = topic == topics.inbox(self.state.node)
-        if not is_given and topic != self._down(self.tier.name):
-            return  # Of a tier that the node has left, or is not in yet.
-        if begin.size_bytes > MODEL_BYTES_MAX:
-            raise FrameError("size", f"a model of {begin.size_bytes} bytes")
-        incoming = self._incoming.get(topic)
-        if incoming is None or incoming.receiver.begin != begin:
-            incoming = self._incoming[topic] = _Incoming(Receiver(begin))
-        # What is broadcast comes whole; what is given, a window at a time.
-        window = self.tier.window_chunks if is_given else incoming.receiver.num_chunks
-        incoming.num_expected = min(window, incoming.receiver.num_chunks)
-        incoming.ask_at = now + self._patience_seconds(incoming)
-
-    def _ask(self, topic: str, incoming: _Incoming, now: float) -> None:
-        """Ask for the next chunks that are missing; give up where there is no answer."""
-        incoming.num_asked += 1
-        if incoming.num_asked > ASKED_MAX:
-            del self._incoming[topic]
-            return
-        incoming.num_expected = self.tier.window_chunks
-        incoming.ask_at = now + self._patience_seconds(incoming)
-        receiver = incoming.receiver
-        self._publish(self._up, Missing(seq=receiver.begin.seq), receiver.missing())
-
-    def _patience_seconds(self, incoming: _Incoming) -> float:
-        num_bytes = max(incoming.num_expected, 1) * incoming.receiver.begin.chunk_bytes
-        return RETRY_SECONDS_MIN + 2 * self.tier.seconds_for(num_bytes)
 
     def _settle(self, verdict: Verdict, now: float) -> None:
         sender = self._sender
