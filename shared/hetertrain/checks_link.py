@@ -26,7 +26,7 @@ TLS_SECONDS = 5.0
 WEBSOCKET_SECONDS = 4.0
 MQTT_SECONDS = 6.0
 ACL_SECONDS = 6.0
-SPARE_SECONDS = 0.5
+SPARE_SECONDS = 0.4
 """A check that waits by itself ends so long before its deadline, and says what for."""
 REFUSAL_SECONDS = 0.5
 """With TLS 1.3 a server refuses our certificate after the handshake, at once."""
@@ -211,7 +211,7 @@ def check_mqtt(endpoint: mqtt.Endpoint) -> Finding:
     connection = mqtt.Connection(_as_doctor(endpoint), (), events.put)
     connection.start()
     try:
-        for event in _until(events, MQTT_SECONDS - SPARE_SECONDS):
+        for event in _until(events, MQTT_SECONDS - 2 * SPARE_SECONDS):
             match event:
                 case mqtt.Connected(packet_bytes_max):
                     most = "of any size" if packet_bytes_max is None else f"to {packet_bytes_max} B"
@@ -226,7 +226,7 @@ def check_mqtt(endpoint: mqtt.Endpoint) -> Finding:
                     needs_tls = "" if endpoint.ca_file else "; does it insist on TLS (tls_ca_file)?"
                     return failed(reason, f"look at the broker's log{needs_tls}")
     finally:
-        connection.stop()
+        connection.stop(SPARE_SECONDS)
     return failed("no CONNACK came", f"is {endpoint.host}:{endpoint.port} a broker of MQTT 5?")
 
 
@@ -242,7 +242,7 @@ def check_acl(
     waiting, denied, broken = set(range(len(tries))), [], ""
     connection.start()
     try:
-        for event in _until(events, ACL_SECONDS - SPARE_SECONDS):
+        for event in _until(events, ACL_SECONDS - 2 * SPARE_SECONDS):
             match event:
                 case mqtt.Connected():
                     connection.publish(tries)
@@ -257,7 +257,7 @@ def check_acl(
             if broken or not waiting:
                 break
     finally:
-        connection.stop()
+        connection.stop(SPARE_SECONDS)
     advice = "is the node revoked, or not enrolled for this job? Is the job's name right?"
     if denied:
         return failed("we may not " + "; ".join(denied), advice)

@@ -25,7 +25,7 @@ from sqlalchemy.exc import DatabaseError
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import CredentialError
-from hetertrain.wire.frames import NodeState
+from hetertrain.wire.frames import AggregatorStatus, NodeState
 from hetertrain_cloud.checkpoints import CheckpointStore
 from hetertrain_cloud.control import trail
 from hetertrain_cloud.control.access import node_rights
@@ -378,9 +378,36 @@ def test_a_job_says_why_it_does_not_go_on(bench: Bench) -> None:
         return str(client.get("/api/v1/jobs/fleet").json()["waiting_for"]["code"])
 
     client.post("/api/v1/jobs", json=JOB)
+    bench.enrol(client, "car-0")
     assert waiting() == "job_stopped"
     client.post("/api/v1/jobs/fleet/start")
     assert waiting() == "aggregator_starting"
+    seen = {"job": "fleet", "cell": "cloud", "tier": "t2", "role": "vehicle", "is_online": True}
+    for number, speed in enumerate((52, 70, 0)):
+        resting = f"Vehicle.Speed < 1: it is {speed}"
+        doing = {"doing": "not_eligible", "waiting_for": resting} if speed else {}
+        bench.plane.live.see(NodeState(node=f"car-{number}", **seen, **doing))
+    bench.plane.live.hear(
+        AggregatorStatus(
+            job="fleet",
+            cell="cloud",
+            version=1,
+            elapsed_seconds=1.0,
+            sync=0,
+            sync_in_seconds=None,
+            is_syncing=False,
+            active=1,
+            open_updates=1,
+            metrics={},
+            updates_by_lag={},
+            refused={},
+            waiting_code="updates",
+            waiting_for="2 needed, 1 present",
+        )
+    )
+    text = client.get("/api/v1/jobs/fleet").json()["waiting_for"]["text"]
+    assert text.startswith("2 needed, 1 present (1 eligible nodes, 3 online, 2 not eligible now")
+    assert text.endswith("2 of them by Vehicle.Speed < 1)")
     bench.plane.live.broker_error = "connection refused"
     assert waiting() == "broker_unreachable"
     assert client.post("/api/v1/jobs/fleet/pause").status_code == 200
@@ -394,6 +421,7 @@ def test_a_job_says_why_it_does_not_go_on(bench: Bench) -> None:
         {"task": TASK, "stop_when": "accuracy ~ 3"},
         {"task": TASK, "cut_fraction": 1.5},
         {"task": TASK, "unknown": 1},
+        {"task": TASK, "train_when": ["Vehicle.Speed is low"]},
     ],
 )
 def test_a_wrong_specification_is_refused_and_says_where(

@@ -122,6 +122,18 @@ def test_a_vehicle_is_there_before_its_trainer_and_trains_when_that_is_ready(
     assert (beats[-1].doing, beats[-1].active, beats[-1].label) == ("training", 1, "bus")
 
 
+def test_a_vehicle_that_may_train_again_before_its_trainer_is_ready_waits_for_that(
+    tmp_path: Path,
+) -> None:
+    wire = Wire()
+    driver, _ = at_work(tmp_path, wire, has_trainer=False)
+    driver.permit("Vehicle.Speed < 1: it is 52", 1.0)
+    driver.permit("", 2.0)
+    assert wire.orders == []
+    driver.trainer_replaced(3.0)
+    assert len(wire.orders) == 1
+
+
 def test_a_failed_trainer_is_told_of_at_once_and_the_next_goes_on_from_there(
     tmp_path: Path,
 ) -> None:

@@ -33,7 +33,7 @@ from hetertrain.transport import mqtt
 from hetertrain.transport.newest import NewestNote
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire.contents import pack_update, unpack_update
-from hetertrain.wire.frames import TrainerReady
+from hetertrain.wire.frames import NOT_ELIGIBLE, TrainerReady
 from hetertrain.wire.uplink import (
     FrameRefused,
     JobOrdered,
@@ -226,7 +226,7 @@ class VehicleDriver:
         if self._is_ordered_to_rest:
             doing_now, waiting_for = "resting", "the job's start"
         elif self._refusal:
-            doing_now, waiting_for = "not_eligible", self._refusal[:500]
+            doing_now, waiting_for = NOT_ELIGIBLE, self._refusal[:500]
         elif self._without is not None:
             doing_now, waiting_for = self._without
         self.uplink.report(
@@ -296,7 +296,7 @@ class VehicleDriver:
             self._trainer.rest()
         else:
             self._trainer.resume()
-            if self._held is not None:
+            if self._held is not None and self._without is None:
                 order, self._held = self._held, None
                 self._trainer.order(order)
         self._apply_uplink(self.uplink.follow(not self.rests, now), now)

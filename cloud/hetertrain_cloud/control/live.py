@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hetertrain.wire.frames import AggregatorStatus, NodeState
+from hetertrain.wire.frames import NOT_ELIGIBLE, AggregatorStatus, NodeState
 
 ONLINE_SECONDS = 20.0
 """A node is online until so long after its last heartbeat."""
@@ -85,6 +86,17 @@ class LiveFleet:
         with self._lock:
             nodes = list(self._nodes.values())
         return sum(self._is_fresh(n) and job in (None, n.state.job) for n in nodes)
+
+    def not_eligible(self, job: str) -> Counter[str]:
+        """Count a job's vehicles that may not train now, by the rule that does not hold."""
+        with self._lock:
+            nodes = [seen for seen in self._nodes.values() if seen.state.job == job]
+        return Counter(
+            # What is the case differs by vehicle, as the speed does.
+            seen.state.waiting_for.partition(":")[0]
+            for seen in nodes
+            if seen.state.doing == NOT_ELIGIBLE and self._is_fresh(seen)
+        )
 
     def metrics(self, job: str) -> dict[str, list[float]]:
         """Return what a job's nodes that are there have measured on their own data, by metric."""

@@ -140,12 +140,20 @@ class ControlPlane:
         status = self.live.job(job.name, topics.CLOUD_CELL)
         if status is None:
             return "aggregator_starting", "the aggregator has not said anything for 5 seconds"
-        crew = f"{eligible} eligible nodes, {online} online"
+        crew = f"{eligible} eligible nodes, {online} online{self._resting(job)}"
         if not eligible:
             return "no_eligible_nodes", "no enrolled node has the labels that the job asks for"
         if not status.active:
             return "no_active_nodes", f"no node works on the job: {crew}"
         return status.waiting_code, f"{status.waiting_for} ({crew})"
+
+    def _resting(self, job: Job) -> str:
+        """Say how many vehicles may not train by their rules, and which one holds most of them."""
+        reasons = self.live.not_eligible(job.name)
+        if not reasons:
+            return ""
+        (rule, num), *_ = reasons.most_common(1)
+        return f", {reasons.total()} not eligible now, {num} of them by {rule}"
 
     def crew(self, transaction: Transaction, job: Job) -> tuple[int, int]:
         """Return how many nodes may work on a job, a moment ago, and how many say they do."""

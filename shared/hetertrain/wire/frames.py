@@ -26,6 +26,8 @@ from hetertrain.core.eligibility import RULE_CHARACTERS_MAX, RULES_MAX
 from hetertrain.core.policy import SyncPolicy, WeightPolicy
 from hetertrain.errors import FrameError
 
+NOT_ELIGIBLE = "not_eligible"
+"""What a node does whose rules do not let it train."""
 MAGIC = b"HT"
 PROTOCOL_VERSION = 1
 HEADER_BYTES_MAX = 1 << 22
