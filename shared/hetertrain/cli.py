@@ -89,10 +89,12 @@ def _say_waiting() -> None:
     sys.stderr.write("waits to be approved …\n")
 
 
-def installed_commands() -> dict[str, Command]:
-    """Return the commands of the parts whose needs are installed."""
+def installed_commands(only: str | None = None) -> dict[str, Command]:
+    """Return the commands of the parts, or ``only`` that part, whose needs are installed."""
     commands: dict[str, Command] = {}
     for entry_point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        if only not in (None, entry_point.name):
+            continue
         part = entry_point.load()
         if all(importlib.util.find_spec(module) for module in part.NEEDS):
             commands |= {command.name: command for command in part.COMMANDS}
@@ -101,8 +103,9 @@ def installed_commands() -> dict[str, Command]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; typed errors become one line and their exit code."""
-    commands = installed_commands()
-    arguments = _join(list(sys.argv[1:] if argv is None else argv), commands)
+    words = list(sys.argv[1:] if argv is None else argv)
+    commands = _commands_for(words)
+    arguments = _join(words, commands)
     namespace = argparse.Namespace(log_level="info")
     try:
         namespace = _parse(arguments, commands)
@@ -118,6 +121,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _commands_for(words: list[str]) -> dict[str, Command]:
+    """Return all commands, or where a part is named like the first word, those of that part: an
+    agent does not load, and keep, what is the cloud's.
+    """
+    own = installed_commands(words[0]) if words else {}
+    return own if words and words[0] in own else installed_commands()
 
 
 def _join(arguments: list[str], commands: dict[str, Command]) -> list[str]:

@@ -91,7 +91,7 @@ def test_no_error_prints_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def install(monkeypatch: pytest.MonkeyPatch, *commands: Command) -> None:
     found = {command.name: command for command in commands}
-    monkeypatch.setattr(cli, "installed_commands", lambda: found)
+    monkeypatch.setattr(cli, "installed_commands", lambda *_: found)
 
 
 def test_a_secret_has_no_flag_and_is_never_shown(
