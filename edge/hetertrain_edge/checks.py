@@ -34,11 +34,11 @@ def edge_checks(settings: EdgeSettings) -> list[Check]:
         publications=says,
     )
     links = link_checks(north)
-    if settings.has_own_broker:
+    if settings.has_own_broker and not settings.south_embedded:
         south = Link(
             host=settings.south_host or settings.broker_host,
             port=settings.south_port or settings.broker_port,
-            endpoint=settings.south,
+            endpoint=lambda: settings.south(settings.endpoint(node), None),
             subscriptions=downlink.subscriptions,
             publications=(*south_says, topics.order(job)),
         )

@@ -17,7 +17,8 @@ def run_edge(arguments: argparse.Namespace) -> int:
     """Be the gateway of one cell until stopped."""
     from hetertrain_edge.service import EdgeService
 
-    return EdgeService(arguments.settings).run()
+    log_flags = ["--log-level", arguments.log_level, *(["--log-json"] * arguments.log_json)]
+    return EdgeService(arguments.settings, log_flags).run()
 
 
 def _settings() -> type[Settings]:
