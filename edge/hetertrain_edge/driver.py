@@ -18,7 +18,6 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, deque
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -519,7 +518,9 @@ class GatewayDriver:
 
     def close(self) -> None:
         """Close the stores."""
-        with suppress(StoreError):  # The note of some seconds before stands.
+        try:
             self._newest.write()
+        except StoreError as error:  # The note of some seconds before stands.
+            self._log.error("outbox_failed", error=str(error))
         self._inbox.close()
         self._outbox.close()

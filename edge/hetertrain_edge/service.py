@@ -18,7 +18,7 @@ from hetertrain import codec
 from hetertrain.core.tiers import TIERS
 from hetertrain.errors import SettingsError, TransportError
 from hetertrain.logging import get_logger
-from hetertrain.service import BrokerSettings, Mailbox, Stop, node_claim
+from hetertrain.service import BrokerSettings, Mailbox, Stop, first_state, node_claim
 from hetertrain.transport import mqtt
 from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.transport.database import own_directory
@@ -139,20 +139,10 @@ class EdgeSettings(BrokerSettings):
         Raises:
             SettingsError: a name cannot stand in a topic, or the tier is unknown.
         """
-        topics.check_name("node", self.node)
-        topics.check_name("job", self.job)
-        if self.tier not in TIERS:
-            raise SettingsError(f"tier {self.tier!r} is unknown: use one of {', '.join(TIERS)}")
-        return NodeState(
-            node=self.node,
-            job=self.job,
-            cell=topics.CLOUD_CELL,
-            tier=self.tier,
-            role="edge",
-            is_online=True,
-            active=0,
-            label="gateway",
+        state = first_state(
+            node=self.node, job=self.job, cell=topics.CLOUD_CELL, tier=self.tier, role="edge"
         )
+        return replace(state, active=0, label="gateway")
 
     @property
     def has_own_broker(self) -> bool:

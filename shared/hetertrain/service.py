@@ -24,6 +24,7 @@ from typing import ClassVar, Generic, TypeVar
 from pydantic import Field, SecretStr
 
 from hetertrain.config import Settings
+from hetertrain.core.tiers import TIERS
 from hetertrain.errors import FrameError, SettingsError
 from hetertrain.transport.claim import Claim
 from hetertrain.transport.mqtt import Endpoint
@@ -236,6 +237,19 @@ def _end_after(sentinel: int) -> None:
         os._exit(1)
 
     threading.Thread(target=end, name="end-with-parent", daemon=True).start()
+
+
+def first_state(*, node: str, job: str, cell: str, tier: str, role: str) -> NodeState:
+    """Return a node's state as it first announces it.
+
+    Raises:
+        SettingsError: a name cannot stand in a topic, or the tier is unknown.
+    """
+    for kind, name in (("node", node), ("job", job), ("cell", cell)):
+        topics.check_name(kind, name)
+    if tier not in TIERS:
+        raise SettingsError(f"tier {tier!r} is unknown: use one of {', '.join(TIERS)}")
+    return NodeState(node=node, job=job, cell=cell, tier=tier, role=role, is_online=True)
 
 
 def node_claim(uplink: Uplink, endpoint: Endpoint) -> Claim:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hetertrain.service import ConnectionSettings
+from hetertrain.transport import mqtt
 from tests.control import PASSWORD
 from tests.integration.mosquitto import Mosquitto
 from tests.integration.waiting import wait_until
@@ -112,6 +115,24 @@ class Production:
         settings = str(self.directory / node / "hetertrain.toml")
         self.spawn(node, "vehicle", "--config", settings, "--task", TASK, *labels, *more)
 
+    def connect(
+        self, node: str, *subscriptions: str, broker: Mosquitto | None = None
+    ) -> tuple[mqtt.Connection, queue.Queue[mqtt.Event]]:
+        """Connect by hand, with a node's credential; return what happens there, too."""
+        directory = self.directory / node
+        settings = ConnectionSettings(
+            broker_host="localhost",
+            broker_port=(broker or self.mosquitto).port,
+            tls_ca_file=str(directory / "authority.crt"),
+            tls_certificate_file=str(directory / "node.crt"),
+            tls_key_file=str(directory / "node.key"),
+        )
+        events: queue.Queue[mqtt.Event] = queue.Queue()
+        endpoint = settings.endpoint(f"{node}-by-hand")
+        connection = mqtt.Connection(endpoint, subscriptions, events.put)
+        connection.start()
+        return connection, events
+
     def create_job(self, name: str = "fleet", **options: object) -> None:
         """Add a job and start it."""
         file = self.directory / f"{name}.json"
@@ -121,6 +142,15 @@ class Production:
     def version(self, job: str = "fleet") -> int:
         """Return a job's newest version."""
         return int(self.json("job", "status", job)["version"] or 0)
+
+    def history(self, file: str = "versions.jsonl", job: str = "fleet") -> list[dict[str, Any]]:
+        """Return the rows of one of a job's history files."""
+        path = self.directory / "cloud" / "jobs" / job / file
+        return [json.loads(row) for row in path.read_text().splitlines()] if path.exists() else []
+
+    def contributors(self) -> set[str]:
+        """Return whose updates are in the job's model."""
+        return {item[0] for row in self.history() for item in row["contributions"]}
 
     def logs(self, name: str) -> str:
         """Return what a part has logged."""

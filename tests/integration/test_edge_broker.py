@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import queue
 import signal
 import ssl
 import subprocess
@@ -12,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetertrain.service import ConnectionSettings
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.uplink import Outgoing
@@ -63,27 +60,6 @@ class Cell(Production):
         self.vehicle("car-1", 1, 2, "--cell", "edge-1", "--broker-port", str(self.south.port))
         self.enrol("hostile")
 
-    def contributors(self) -> set[str]:
-        history = self.directory / "cloud" / "jobs" / "fleet" / "versions.jsonl"
-        rows = history.read_text().splitlines() if history.exists() else []
-        return {item[0] for row in rows for item in json.loads(row)["contributions"]}
-
-    def connect(self, node: str, *subscriptions: str) -> tuple[mqtt.Connection, queue.Queue]:
-        """Connect by hand, with a node's credential."""
-        directory = self.directory / node
-        settings = ConnectionSettings(
-            broker_host="localhost",
-            broker_port=self.south.port,
-            tls_ca_file=str(directory / "authority.crt"),
-            tls_certificate_file=str(directory / "node.crt"),
-            tls_key_file=str(directory / "node.key"),
-        )
-        events: queue.Queue[mqtt.Event] = queue.Queue()
-        endpoint = settings.endpoint(f"{node}-by-hand")
-        connection = mqtt.Connection(endpoint, subscriptions, events.put)
-        connection.start()
-        return connection, events
-
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
@@ -120,7 +96,7 @@ def test_a_vehicle_and_the_gateways_own_node_train_over_the_cells_broker(cell: C
 def test_at_the_cells_broker_a_node_writes_in_its_own_name_only_and_hears_so(
     cell: Cell, topic: str
 ) -> None:
-    connection, events = cell.connect("hostile")
+    connection, events = cell.connect("hostile", broker=cell.south)
     try:
         assert isinstance(events.get(timeout=20), mqtt.Connected)
         connection.publish((Outgoing(topic, b"forged", token=1),))
@@ -131,7 +107,7 @@ def test_at_the_cells_broker_a_node_writes_in_its_own_name_only_and_hears_so(
 
 def test_at_the_cells_broker_a_node_hears_nothing_that_is_not_meant_for_it(cell: Cell) -> None:
     own, others = topics.state("hostile"), (topics.up("fleet", "edge-1", "+", "+"), "ht/1/node/#")
-    connection, events = cell.connect("hostile", own, *others)
+    connection, events = cell.connect("hostile", own, *others, broker=cell.south)
     heard = set()
 
     def listen() -> bool:
@@ -170,7 +146,7 @@ def test_a_revoked_node_gets_in_no_more_once_the_list_is_there(cell: Cell) -> No
     cell.south._process.send_signal(signal.SIGHUP)
     outcomes = {}
     for node in ("hostile", "car-1"):
-        connection, events = cell.connect(node)
+        connection, events = cell.connect(node, broker=cell.south)
         try:
             outcomes[node] = type(events.get(timeout=30))
         finally:

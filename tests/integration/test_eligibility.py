@@ -88,21 +88,6 @@ def kuksa_source(_directory: Path, _broker: Mosquitto) -> Iterator[tuple[str, Sa
     server.stop(None)
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    broker = Mosquitto(tmp_path / "broker")
-    broker.start()
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture
-def monitor(broker: Mosquitto) -> Iterator[Monitor]:
-    monitor = Monitor(broker.host, broker.port, "job")
-    yield monitor
-    monitor.stop()
-
-
 @contextmanager
 def running(directory: Path, broker: Mosquitto, part: list[str]) -> Iterator[subprocess.Popen[str]]:
     common = ["--job", "job", "--broker-port", str(broker.port)]
@@ -246,3 +231,59 @@ def test_the_jobs_rules_count_unless_the_owner_says_otherwise(
         wait_until(lambda: doing("obeys") == "not_eligible", "the job's rule")
         wait_until(lambda: doing("own-way") == "joining", "the owner's word")
     connection.stop()
+
+
+@pytest.mark.parametrize(
+    ("budget", "doing", "reason"),
+    [
+        (["--processor-seconds-per-day", "0.01"], "not_eligible", "0.01 s of processor time"),
+        (["--megabytes-per-month", "any=0.0001"], "link_closed", "0.0001 MB over all links"),
+    ],
+)
+def test_what_is_used_up_is_used_no_more_and_the_fleet_is_told(
+    budget: list[str], doing: str, reason: str, tmp_path: Path, broker: Mosquitto, monitor: Monitor
+) -> None:
+    vehicle = ["vehicle", "--node", "car-1", *TASK, "--labels", "index=0", "--labels", "of=4"]
+    with ExitStack() as stack:
+        stack.enter_context(running(tmp_path, broker, ["aggregator", *TASK]))
+        stack.enter_context(running(tmp_path, broker, [*vehicle, *budget]))
+
+        def does(doing: str) -> bool:
+            state = monitor.nodes().get("car-1")
+            return state is not None and state.doing == doing
+
+        wait_until(lambda: does(doing), "the budget's end")
+        state = monitor.nodes()["car-1"]
+        assert reason in state.waiting_for
+        assert "of 0.0" in state.budgets
+
+
+def test_a_vehicle_goes_to_the_next_cell_where_it_has_no_link_and_to_the_one_that_signals_name(
+    tmp_path: Path, broker: Mosquitto
+) -> None:
+    path, other = tmp_path / "signals.json", Mosquitto(tmp_path / "other")
+    other.start()
+    cells = {"rsu-1": broker, "rsu-2": other}
+    part = ["vehicle", "--node", "car-1", *TASK, "--labels", "index=0", "--labels", "of=4"]
+    part += ["--cell", "rsu-1", "--cell-patience-seconds", "1", "--signals", f"file:{path}"]
+    for name, each in cells.items():
+        part += ["--cells", f"{name}={each.host}:{each.port}"]
+    with ExitStack() as stack:
+        stack.callback(other.stop)
+        monitors = {name: Monitor(b.host, b.port, "job") for name, b in cells.items()}
+        for monitor in monitors.values():
+            stack.callback(monitor.stop)
+        stack.enter_context(running(tmp_path, broker, part))
+
+        def is_in(cell: str) -> bool:
+            state = monitors[cell].nodes().get("car-1")
+            return state is not None and state.is_online and state.cell == cell
+
+        wait_until(lambda: is_in("rsu-1"), "the first cell")
+        path.write_text('{"cell": "nowhere, and no name"}')
+        broker.stop()
+        wait_until(lambda: is_in("rsu-2"), "the next cell")
+        broker.start()
+        path.write_text('{"cell": "rsu-1"}')
+        wait_until(lambda: is_in("rsu-1"), "the cell that the signals name")
+        wait_until(lambda: not is_in("rsu-2"), "its farewell in the other")

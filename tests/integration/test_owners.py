@@ -26,21 +26,6 @@ Start = Callable[[list[str]], subprocess.Popen[str]]
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Mosquitto]:
-    broker = Mosquitto(tmp_path / "broker")
-    broker.start()
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture
-def monitor(broker: Mosquitto) -> Iterator[Monitor]:
-    monitor = Monitor(broker.host, broker.port, "job")
-    yield monitor
-    monitor.stop()
-
-
-@pytest.fixture
 def start(broker: Mosquitto, tmp_path: Path) -> Iterator[Start]:
     """Start a part as on a machine of its own: each has another state directory."""
     with ExitStack() as ends:

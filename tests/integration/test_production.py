@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,7 +15,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from hetertrain.enrolment import is_renewal_due, renew
-from hetertrain.service import ConnectionSettings
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.uplink import Outgoing
@@ -52,33 +50,9 @@ def fleet(production: Production) -> Production:
         production.enrol(f"car-{index}")
         production.vehicle(f"car-{index}", index, 2, "--cell", cell)
     production.enrol("hostile")
-    wait_until(lambda: "car-1" in contributors(production), "updates through the gateway")
+    wait_until(lambda: "car-1" in production.contributors(), "updates through the gateway")
     assert not any("access_denied" in production.logs(name) for name in production.processes)
     return production
-
-
-def contributors(fleet: Production) -> set[str]:
-    """Return whose updates are in the job's model."""
-    history = fleet.directory / "cloud" / "jobs" / "fleet" / "versions.jsonl"
-    rows = history.read_text().splitlines() if history.exists() else []
-    return {item[0] for row in rows for item in json.loads(row)["contributions"]}
-
-
-def connect(fleet: Production, node: str, *subscriptions: str) -> mqtt.Connection:
-    """Connect by hand, with a node's credential; events are in ``.events``."""
-    directory = fleet.directory / node
-    settings = ConnectionSettings(
-        broker_host="localhost",
-        broker_port=fleet.mosquitto.port,
-        tls_ca_file=str(directory / "authority.crt"),
-        tls_certificate_file=str(directory / "node.crt"),
-        tls_key_file=str(directory / "node.key"),
-    )
-    events: queue.Queue[mqtt.Event] = queue.Queue()
-    connection = mqtt.Connection(settings.endpoint(f"{node}-by-hand"), subscriptions, events.put)
-    connection.events = events
-    connection.start()
-    return connection
 
 
 def doings(fleet: Production) -> set[str]:
@@ -141,11 +115,11 @@ def test_a_job_is_paused_rolled_back_and_goes_on(fleet: Production) -> None:
 def test_a_hostile_node_may_not_publish_what_is_not_its_own_and_hears_so(
     fleet: Production, topic: str
 ) -> None:
-    connection = connect(fleet, "hostile")
+    connection, events = fleet.connect("hostile")
     try:
-        assert isinstance(connection.events.get(timeout=10), mqtt.Connected)
+        assert isinstance(events.get(timeout=10), mqtt.Connected)
         connection.publish((Outgoing(topic, b"forged", token=1),))
-        assert isinstance(connection.events.get(timeout=10), mqtt.Denied)
+        assert isinstance(events.get(timeout=10), mqtt.Denied)
     finally:
         connection.stop()
 
@@ -157,25 +131,25 @@ def test_a_hostile_node_may_not_publish_what_is_not_its_own_and_hears_so(
 def test_a_hostile_node_may_not_hear_what_is_not_meant_for_it(
     fleet: Production, topic: str
 ) -> None:
-    connection = connect(fleet, "hostile", topics.inbox("hostile"), topic)
+    connection, events = fleet.connect("hostile", topics.inbox("hostile"), topic)
     try:
-        denied = connection.events.get(timeout=10)
+        denied = events.get(timeout=10)
         assert isinstance(denied, mqtt.Denied)
         assert denied.what == topic
-        assert isinstance(connection.events.get(timeout=10), mqtt.Connected)
+        assert isinstance(events.get(timeout=10), mqtt.Connected)
     finally:
         connection.stop()
 
 
 def test_a_revoked_node_is_dropped_and_asks_less_and_less(fleet: Production) -> None:
-    connection = connect(fleet, "hostile", topics.inbox("hostile"))
+    connection, events = fleet.connect("hostile", topics.inbox("hostile"))
     try:
-        assert isinstance(connection.events.get(timeout=10), mqtt.Connected)
+        assert isinstance(events.get(timeout=10), mqtt.Connected)
         fleet.run("node", "revoke", "hostile")
-        events = [connection.events.get(timeout=5)]
-        while not getattr(events[-1], "is_refusal", False):
-            events.append(connection.events.get(timeout=20))
-        assert isinstance(events[0], mqtt.Disconnected)
+        seen = [events.get(timeout=5)]
+        while not getattr(seen[-1], "is_refusal", False):
+            seen.append(events.get(timeout=20))
+        assert isinstance(seen[0], mqtt.Disconnected)
         assert mqtt.backoff_seconds_max(9, 1) == mqtt.REFUSED_SECONDS_MIN
         assert mqtt.backoff_seconds_max(9, 9) == mqtt.REFUSED_SECONDS_MAX >= 3600
     finally:
@@ -222,9 +196,9 @@ def test_a_certificate_is_renewed_without_hands(fleet: Production) -> None:
         authority_file=directory / "authority.crt",
     )
     assert (directory / "node.crt").read_bytes() != before
-    connection = connect(fleet, "car-0", topics.inbox("car-0"))
+    connection, events = fleet.connect("car-0", topics.inbox("car-0"))
     try:
-        assert isinstance(connection.events.get(timeout=10), mqtt.Connected)
+        assert isinstance(events.get(timeout=10), mqtt.Connected)
     finally:
         connection.stop()
 

@@ -107,13 +107,8 @@ def fleet(tmp_path: Path) -> Iterator[Production]:
         made.stop()
 
 
-def history(fleet: Production, name: str = "versions.jsonl") -> list[dict]:
-    file = fleet.directory / "cloud" / "jobs" / "fleet" / name
-    return [json.loads(row) for row in file.read_text().splitlines()] if file.exists() else []
-
-
 def counted(fleet: Production) -> Counter[tuple[str, int]]:
-    return Counter((c[0], int(c[1])) for row in history(fleet) for c in row["contributions"])
+    return Counter((c[0], int(c[1])) for row in fleet.history() for c in row["contributions"])
 
 
 def test_each_acknowledged_update_of_a_fleet_on_the_road_is_in_the_model_exactly_once(
@@ -138,8 +133,8 @@ def test_each_acknowledged_update_of_a_fleet_on_the_road_is_in_the_model_exactly
         time.sleep(rng.uniform(0.3, 40 / NUM_VEHICLES / 4))
     for vehicle in vehicles:
         vehicle.park()
-    num_versions = len(history(fleet))
-    wait_until(lambda: len(history(fleet)) > num_versions + 2, "versions after all that")
+    num_versions = len(fleet.history())
+    wait_until(lambda: len(fleet.history()) > num_versions + 2, "versions after all that")
 
     for vehicle in vehicles:
         fleet.processes[vehicle.name].terminate()
@@ -152,7 +147,7 @@ def test_each_acknowledged_update_of_a_fleet_on_the_road_is_in_the_model_exactly
     wait_until(lambda: not missing(), "each acknowledged update in a version", seconds=120)
     repeated = {key: count for key, count in counted(fleet).items() if count > 1}
     assert repeated == {}
-    r2 = [row["metrics"]["r2"] for row in history(fleet, "metrics.jsonl")]
+    r2 = [row["metrics"]["r2"] for row in fleet.history("metrics.jsonl")]
     assert max(r2, default=0.0) >= TARGET_R2, f"R2 by version: {r2}"
     happened = {
         name: sum(getattr(vehicle, f"num_{name}") for vehicle in vehicles)
@@ -160,7 +155,7 @@ def test_each_acknowledged_update_of_a_fleet_on_the_road_is_in_the_model_exactly
     }
     sys.stderr.write(
         f"roads: {len(acknowledged)} updates acknowledged, all in the model once; R2 {max(r2):.3f} "
-        f"after {len(history(fleet))} versions; {happened}\n"
+        f"after {len(fleet.history())} versions; {happened}\n"
     )
     if SECONDS >= 30:
         assert min(happened.values()) > 0

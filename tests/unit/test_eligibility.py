@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from hetertrain.core.eligibility import RULES_MAX, Rule, Signals, first_unmet, parse_rules
+from hetertrain.core.eligibility import (
+    RULE_CHARACTERS_MAX,
+    RULES_MAX,
+    Rule,
+    Signals,
+    check_rules,
+    first_unmet,
+    parse_rules,
+)
 from hetertrain.logging import silent_logger
+from hetertrain.wire.frames import JobOrder, pack
 from hetertrain_vehicle.budgets import CLOCK_SET, FILE, SAVE_SECONDS, Ledger, Limits
 from hetertrain_vehicle.permission import Permission, Permissions
 from hetertrain_vehicle.signals import SignalsHeard, SignalTable, network_type, read_signals
@@ -46,7 +55,17 @@ def test_a_rule_holds_only_where_a_known_value_of_the_right_kind_satisfies_it(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "speed", "speed = 1", "speed > fast", "speed == 1, 2", "time == 3", "a < nan", "x" * 300],
+    [
+        "",
+        "speed",
+        "speed = 1",
+        "speed > fast",
+        "speed == 1, 2",
+        "time == 3",
+        "a < nan",
+        "x" * 300,
+        "country == Österreich",
+    ],
 )
 def test_a_rule_that_cannot_be_read_is_refused_and_says_how_to_write_it(text: str) -> None:
     with pytest.raises(ValueError, match=r"write|only|compares|characters"):
@@ -158,13 +177,50 @@ def test_state_over_its_room_stops_training_and_the_nodes_own_data_do_not_count(
 
 def test_the_jobs_rules_and_the_owners_must_both_hold(tmp_path: Path) -> None:
     table = SignalTable(seconds_max=None)
-    permissions = Permissions(("Vehicle.Speed < 1",), (), table, ledger(tmp_path))
-    table.take(SignalsHeard({"Vehicle.Speed": 0.0, "network": "cellular"}, is_whole=True), 0.0)
-    assert permissions.judge(0.0, NOON) == Permission("", "")
+    rules = ("Vehicle.Speed < 1", "time in 06:00-18:00")
+    permissions = Permissions(rules, (), table, ledger(tmp_path))
+    parked = SignalsHeard({"Vehicle.Speed": 0.0, "time": 3.0, "other": 1.0}, is_whole=True)
+    assert permissions.hear(parked, 0.0)
+    assert permissions.judge("cellular", 0.0, NOON) == Permission("", "")
     permissions.take_job_rules((f"{CHARGING} == true",), ("network == wifi",))
-    refused = permissions.judge(0.0, NOON)
+    refused = permissions.judge("cellular", 0.0, NOON)
     assert refused.train.startswith(CHARGING)
     assert refused.send == "network == wifi: it is cellular"
     with pytest.raises(ValueError, match="malformed"):
         permissions.take_job_rules(("nonsense",), ())
-    assert permissions.judge(0.0, NOON) == refused
+    assert permissions.judge("cellular", 0.0, NOON) == refused
+    midnight = NOON.replace(hour=0)
+    assert permissions.judge("wifi", 0.0, midnight).train == "time in 06:00-18:00"
+
+
+def test_only_a_change_of_what_matters_is_worth_a_look(tmp_path: Path) -> None:
+    table = SignalTable(seconds_max=None)
+    seen: list[str] = []
+
+    def link_type() -> str:
+        seen.append("looked")
+        return "wifi"
+
+    permissions = Permissions(("Vehicle.Speed < 1",), (), table, ledger(tmp_path), link_type)
+    assert permissions.hear(SignalsHeard({"Vehicle.Speed": 3.0}, is_whole=False), 0.0)
+    assert not permissions.hear(SignalsHeard({"Vehicle.Speed": 3.0}, is_whole=False), 1.0)
+    assert not permissions.hear(SignalsHeard({"Vehicle.Cabin.Lights": True}, is_whole=False), 2.0)
+    assert permissions.hear(SignalsHeard({"cell": "edge-2"}, is_whole=False), 3.0)
+    assert (permissions.network(3.0), seen) == ("wifi", ["looked"])
+    assert permissions.hear(SignalsHeard({"network": "cellular"}, is_whole=False), 4.0)
+    assert (permissions.network(4.0), seen) == ("cellular", ["looked"])
+    assert permissions.hear(SignalsHeard({}, is_whole=True), 5.0)
+
+
+def test_the_longest_rules_of_a_job_fit_a_retained_message() -> None:
+    rule = "A == " + "x" * (RULE_CHARACTERS_MAX - 5)
+    rules = check_rules((rule,) * RULES_MAX)
+    order = JobOrder(
+        number=1 << 60,
+        state="running",
+        train_when=rules,
+        send_when=rules,
+        signature=bytes(128),
+        certificate=bytes(2048),
+    )
+    assert len(pack(order)) <= 8192

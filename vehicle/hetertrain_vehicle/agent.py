@@ -198,7 +198,7 @@ class Agent:
             worker, uplink, outbox, self._link, TrainerPipe(self), self._log
         )
         self._driver.await_trainer()
-        self._driver.recover(time.monotonic(), has_moved=bool(settings.cells))
+        self._driver.recover(time.monotonic(), has_moved=settings.roams)
         self._stop_renewer = settings.start_renewer()
         self._log.info("agent_started", tier=settings.tier)
 
@@ -239,8 +239,8 @@ class Agent:
                 if life == self._life:
                     self._hear(said, now)
             case SignalsHeard():
-                self._permissions.hear(event, now)
-                self._check_at = now
+                if self._permissions.hear(event, now):
+                    self._check_at = now
             case Linked():
                 self._take_link(event, now)
 
@@ -271,13 +271,13 @@ class Agent:
         if self._source is not None:
             self._source.want(permissions.names)
         num_bytes = self._link.bytes_up + self._link.bytes_down
-        ledger.count_bytes(permissions.network(now), num_bytes - self._bytes_counted, wall)
+        network = permissions.network(now)
+        ledger.count_bytes(network, num_bytes - self._bytes_counted, wall)
         self._bytes_counted = num_bytes
-        permission = permissions.judge(now, wall)
+        permission = permissions.judge(network, now, wall)
         self._driver.budgets = ledger.shown()
         self._driver.permit(permission.train, now)
-        cell = permissions.cell(now) or self._next_cell(now)
-        self._use_link(permission.send, cell, now)
+        self._use_link(permission.send, self._wanted_cell(now), now)
         self._save_ledger(now)
 
     def _save_ledger(self, now: float) -> None:
@@ -286,9 +286,14 @@ class Agent:
         except StoreError as error:
             self._log.error("ledger_failed", error=str(error))
 
-    def _next_cell(self, now: float) -> str:
-        """Return the next of the cells where there has been no link for long; else the present."""
-        present, cells = self._driver.uplink.state.cell, list(self._settings.cells)
+    def _wanted_cell(self, now: float) -> str:
+        """Return the cell that signals name, or the next where there has been no link for long;
+        else the present one.
+        """
+        named, known = self._permissions.cell(now), self._settings.cells
+        if named and (named in known if known else topics.is_name(named)):
+            return named
+        present, cells = self._driver.uplink.state.cell, list(known)
         if self._lost_at is None or now < self._lost_at + self._settings.cell_patience_seconds:
             return present
         place = cells.index(present) + 1 if present in cells else 0
@@ -296,15 +301,15 @@ class Agent:
 
     def _use_link(self, refusal: str, cell: str, now: float) -> None:
         """Be connected in this cell, or not at all where ``refusal`` says why."""
-        uplink, cells = self._driver.uplink, self._settings.cells
-        moves = cell != uplink.state.cell and (not cells or cell in cells)
+        uplink = self._driver.uplink
+        moves = cell != uplink.state.cell
         if self._link.is_open and (refusal or moves):
             reason = refusal or f"goes over to cell {cell}"
             self._log.info("link_closed", reason=reason)
             self._link.close(uplink.farewell("link_closed", reason))
             self._driver.take(mqtt.Disconnected(reason), now)
+            self._lost_at = None  # It was not lost.
         if moves:
-            topics.check_name("cell", cell)
             self._driver.move(cell, now)
         if not self._link.is_open and not refusal:
             self._lost_at = now

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
-from hetertrain.errors import StoreError
+from hetertrain.transport.files import write_whole
 
 FILE = "ledger.json"
 ANY = "any"
@@ -150,15 +150,7 @@ class Ledger:
             "bytes": self._bytes,
             "processor_seconds": round(self._processor_seconds, 3),
         }
-        path = self._directory / FILE
-        try:
-            with path.with_suffix(".new").open("w", encoding="utf-8") as file:
-                json.dump(plain, file)
-                file.flush()
-                os.fsync(file.fileno())
-            path.with_suffix(".new").replace(path)
-        except OSError as error:
-            raise StoreError(f"cannot write {path}: {error}; check the disk") from error
+        write_whole(self._directory / FILE, (json.dumps(plain).encode(),))
         self._is_saved = True
 
 

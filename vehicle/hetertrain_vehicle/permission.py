@@ -6,15 +6,22 @@ itself (``signals``); what may be used up is the owner's alone (``budgets``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from hetertrain.core.eligibility import NETWORK, Rule, first_unmet, names_in, parse_rules
+from hetertrain.core.eligibility import (
+    CELL,
+    NETWORK,
+    TIME,
+    Rule,
+    Value,
+    first_unmet,
+    names_in,
+    parse_rules,
+)
 from hetertrain_vehicle.budgets import Ledger
-from hetertrain_vehicle.signals import SignalsHeard, SignalTable, own_signals, with_own
-
-CELL = "cell"
-"""A signal that names the cell that the vehicle is in, where something knows that."""
+from hetertrain_vehicle.signals import SignalsHeard, SignalTable, network_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +41,13 @@ class Permissions:
         send_when: tuple[str, ...],
         table: SignalTable,
         ledger: Ledger,
+        link_type: Callable[[], str] = network_type,
     ) -> None:
-        """Begin with the owner's rules."""
+        """Begin with the owner's rules; ``link_type`` looks at the link itself."""
         self._own = (parse_rules(train_when), parse_rules(send_when))
         self._job: tuple[tuple[Rule, ...], tuple[Rule, ...]] = ((), ())
         self._table = table
+        self._link_type = link_type
         self.ledger = ledger
 
     def take_job_rules(self, train_when: tuple[str, ...], send_when: tuple[str, ...]) -> None:
@@ -54,9 +63,15 @@ class Permissions:
         """The signals that matter."""
         return names_in([rule for rules in (*self._own, *self._job) for rule in rules])
 
-    def hear(self, heard: SignalsHeard, now: float) -> None:
-        """Take what a source says."""
+    def hear(self, heard: SignalsHeard, now: float) -> bool:
+        """Take what a source says; tell whether anything that matters is otherwise now."""
+        before = self._that_matter(now)
         self._table.take(heard, now)
+        return self._that_matter(now) != before
+
+    def _that_matter(self, now: float) -> dict[str, Value]:
+        names = self.names | {CELL, NETWORK}
+        return {name: value for name, value in self._table.known(now).items() if name in names}
 
     def cell(self, now: float) -> str:
         """Return the cell that the vehicle is in, by its signals; empty: they don't say."""
@@ -64,16 +79,18 @@ class Permissions:
         return cell if isinstance(cell, str) else ""
 
     def network(self, now: float) -> str:
-        """Return the type of the link."""
-        known = self._table.known(now)
-        return str(known.get(NETWORK) or own_signals((NETWORK,))[NETWORK])
+        """Return the type of the link. A source's word counts more than what the agent sees."""
+        return str(self._table.known(now).get(NETWORK) or self._link_type())
 
-    def judge(self, now: float, wall: datetime) -> Permission:
-        """Decide for monotonic time ``now`` and the vehicle's local time ``wall``."""
-        signals = with_own(self._table.known(now), self.names)
+    def judge(self, network: str, now: float, wall: datetime) -> Permission:
+        """Decide for a type of link, monotonic time ``now`` and the vehicle's local time ``wall``.
+        The time of day is the agent's word alone.
+        """
+        signals = self._table.known(now)
+        signals |= {NETWORK: network, TIME: 60.0 * wall.hour + wall.minute}
         train = first_unmet((*self._own[0], *self._job[0]), signals)
         send = first_unmet((*self._own[1], *self._job[1]), signals)
         return Permission(
             train or self.ledger.train_refusal(now, wall),
-            send or self.ledger.send_refusal(self.network(now), wall),
+            send or self.ledger.send_refusal(network, wall),
         )

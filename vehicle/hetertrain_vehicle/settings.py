@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from hetertrain.core.eligibility import check_rules
 from hetertrain.core.tiers import TIERS
 from hetertrain.errors import SettingsError
-from hetertrain.service import BrokerSettings
+from hetertrain.service import BrokerSettings, first_state
 from hetertrain.transport.mqtt import Endpoint
 from hetertrain.wire import topics
 from hetertrain.wire.frames import NodeState
@@ -96,6 +96,11 @@ class VehicleSettings(BrokerSettings):
         return self.state_directory / self.node
 
     @property
+    def roams(self) -> bool:
+        """Whether the vehicle may have been in another cell before."""
+        return bool(self.cells) or self.signals is not None
+
+    @property
     def limits(self) -> Limits:
         """What training may use up."""
         return Limits(self.megabytes_per_month, self.processor_seconds_per_day, self.disk_mib)
@@ -125,21 +130,11 @@ class VehicleSettings(BrokerSettings):
         Raises:
             SettingsError: a name cannot stand in a topic, or the tier is unknown.
         """
-        topics.check_name("node", self.node)
-        topics.check_name("job", self.job)
-        topics.check_name("cell", self.cell)
-        if self.tier not in TIERS:
-            raise SettingsError(f"tier {self.tier!r} is unknown: use one of {', '.join(TIERS)}")
         for cell, address in self.cells.items():
             topics.check_name("cell", cell)
             read_address(address)
-        return NodeState(
-            node=self.node,
-            job=self.job,
-            cell=self.cell,
-            tier=self.tier,
-            role="vehicle",
-            is_online=True,
+        return first_state(
+            node=self.node, job=self.job, cell=self.cell, tier=self.tier, role="vehicle"
         )
 
 

@@ -11,14 +11,13 @@ import json
 import math
 import secrets
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
 
-from hetertrain.core.eligibility import NETWORK, TIME, Signals, Value
+from hetertrain.core.eligibility import NETWORK, TIME, Value
 from hetertrain.errors import SettingsError
 from hetertrain.logging import get_logger
 from hetertrain.transport import mqtt
@@ -259,6 +258,8 @@ class KuksaSource:
             )
             with client:
                 self._client = client
+                if self._changed.is_set():
+                    return  # Who changed it did not see this client yet.
                 for updates in client.subscribe_current_values(names):
                     values = {name: point.value for name, point in updates.items() if point}
                     self._on_signals(SignalsHeard(flat(values), is_whole=False))
@@ -310,17 +311,6 @@ def _parse(payload: bytes) -> Any:
     return json.loads(payload)
 
 
-def own_signals(names: Iterable[str]) -> dict[str, Value]:
-    """Return what the agent sees by itself of the signals asked for: time of day, type of link."""
-    own: dict[str, Value] = {}
-    if TIME in names:
-        local = time.localtime()
-        own[TIME] = 60.0 * local.tm_hour + local.tm_min
-    if NETWORK in names:
-        own[NETWORK] = network_type()
-    return own
-
-
 def network_type(root: Path = Path("/")) -> str:
     """Return the type of the link of the default route: ``ethernet``, ``wifi``, ``cellular``,
     ``none`` (there is no such route) or ``other``.
@@ -339,11 +329,3 @@ def network_type(root: Path = Path("/")) -> str:
     if interface.startswith(("wwan", "rmnet", "ppp", "ccmni")):
         return "cellular"
     return "ethernet" if interface.startswith(("eth", "en")) else "other"
-
-
-def with_own(heard: Signals, names: frozenset[str]) -> dict[str, Value]:
-    """Return what is known. A source's word on the link's type counts more than the agent's; the
-    time of day is the agent's alone.
-    """
-    own = own_signals(names)
-    return own | {name: value for name, value in heard.items() if name != TIME}

@@ -19,11 +19,14 @@ Value = bool | float | str
 Signals = Mapping[str, Value]
 """What a vehicle knows, by name; ``time`` is in minutes since midnight."""
 
-RULES_MAX = 16
+RULES_MAX = 8
 RULE_CHARACTERS_MAX = 256
+"""Two lists of so many and so long ASCII rules fit a retained message of 8 KiB."""
 DAY_MINUTES = 24 * 60
 TIME = "time"
 NETWORK = "network"
+CELL = "cell"
+"""A signal that names the cell that the vehicle is in, where something knows that."""
 
 _SIGNS = {
     "==": operator.eq,
@@ -119,6 +122,8 @@ class Rule:
         """
         if len(text) > RULE_CHARACTERS_MAX:
             raise ValueError(f"a rule has at most {RULE_CHARACTERS_MAX} characters")
+        if not text.isascii():
+            raise ValueError(f"rule {text!r} has characters that are not ASCII")
         return cls(tuple(Condition.parse(part) for part in re.split(r"\s+or\s+", text.strip())))
 
     def holds(self, signals: Signals) -> bool:

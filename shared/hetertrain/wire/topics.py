@@ -14,13 +14,18 @@ _FORBIDDEN = frozenset("/+#$\x00 ")
 _NAME_BYTES_MAX = 64
 
 
+def is_name(name: str) -> bool:
+    """Tell whether ``name`` can stand as one level of a topic."""
+    return 0 < len(name.encode()) <= _NAME_BYTES_MAX and not _FORBIDDEN & set(name)
+
+
 def check_name(kind: str, name: str) -> str:
     """Return ``name`` if it can stand as one level of a topic.
 
     Raises:
         SettingsError: it is empty, too long, or has a character with a meaning in topics.
     """
-    if not name or len(name.encode()) > _NAME_BYTES_MAX or _FORBIDDEN & set(name):
+    if not is_name(name):
         raise SettingsError(
             f"{kind} {name!r} must be 1 to {_NAME_BYTES_MAX} bytes, without spaces or / + # $"
         )

@@ -145,6 +145,7 @@ class LiveState(Body):
     goodput_bits_per_second: int
     metrics: dict[str, float] = Field(description="on its own held-out data")
     measured: int = Field(description="the version that was measured; -1: none")
+    budgets: str = Field(description="what it has used of what its owner lets it use")
     seconds_ago: float
 
 
