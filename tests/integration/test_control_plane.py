@@ -129,13 +129,19 @@ def test_a_session_is_over_after_its_time(bench: Bench) -> None:
 def test_a_viewer_can_change_nothing(bench: Bench) -> None:
     schema = bench.app.openapi()
     viewer = bench.client("viewer")
-    of_ones_own = {"/api/v1/tokens", "/api/v1/tokens/{identifier}", "/api/v1/sessions/current"}
+    of_ones_own = {
+        "/api/v1/tokens",
+        "/api/v1/tokens/{identifier}",
+        "/api/v1/sessions/current",
+        "/api/v1/me/filters/{name}",
+    }
     public = {"/api/v1/bootstrap", "/api/v1/sessions", "/api/v1/enrolments", "/api/v1/renewals"}
     bodies: dict[str, Any] = {
         "/api/v1/users": {"name": "eve", "password": PASSWORD, "role": "admin"},
         "/api/v1/users/{name}": {"role": "admin"},
         "/api/v1/claims": {"role": "vehicle"},
         "/api/v1/nodes/{name}": {"labels": {}},
+        "/api/v1/nodes/actions": {"action": "revoke", "nodes": ["x"]},
         "/api/v1/jobs": JOB,
         "/api/v1/jobs/{name}": JOB["specification"],
     }

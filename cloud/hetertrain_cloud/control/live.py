@@ -1,23 +1,30 @@
 """What the fleet says right now: the newest heartbeat of each node and status of each aggregator.
 
 Kept in memory only: the broker retains heartbeats, and aggregators repeat their status twice a
-second. When a node was last seen is written to the database now and then.
+second. When a node was last seen, and what happened to it, is written to the database now and then.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from hetertrain.wire.frames import NOT_ELIGIBLE, AggregatorStatus, NodeState
+from hetertrain_cloud.control.changes import Change, PendingChanges, changes, doing_of, held_by
 
 ONLINE_SECONDS = 20.0
 """A node is online until so long after its last heartbeat."""
 STATUS_SECONDS_MAX = 5.0
 NODES_MAX = 1_000_000
+TALLY_SECONDS_MAX = 1.0
+TALLY_SHARE = 0.02
+"""Of one core's time goes into counting the fleet at most: a small fleet is counted for each look,
+one of 10,000 nodes about twice a second.
+"""
+OFFLINE = "offline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,64 @@ class Heard:
     change: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFilter:
+    """What is asked of a node's newest heartbeat; None: anything."""
+
+    doing: str | None = None
+    tier: str | None = None
+    cell: str | None = None
+    job: str | None = None
+    is_online: bool | None = None
+
+    @property
+    def asks_nothing(self) -> bool:
+        """Whether every node matches, heard of or not."""
+        return self == LiveFilter()
+
+    def matches(self, state: NodeState | None, is_online: bool) -> bool:
+        """Tell whether a node does that said this, or nothing yet, and is there or not."""
+        if self.is_online not in (None, is_online):
+            return False
+        if state is None:
+            return self.doing in (None, OFFLINE) and self.tier is self.cell is self.job is None
+        return (
+            self.tier in (None, state.tier)
+            and self.cell in (None, state.cell)
+            and self.job in (None, state.job)
+            and (self.doing is None or self._is_doing(self.doing, state, is_online))
+        )
+
+    def _is_doing(self, doing: str, state: NodeState, is_online: bool) -> bool:
+        if is_online:
+            return doing == doing_of(state)
+        # Of one that took its leave, the reason counts too: that it closed its link.
+        return doing == OFFLINE or (not state.is_online and doing == doing_of(state))
+
+
+@dataclass(slots=True)
+class Tally:
+    """The fleet, counted; by job where it says so."""
+
+    at: float
+    seconds: float = 0.0
+    """How long this is good for."""
+    online: Counter[str] = field(default_factory=Counter)
+    not_eligible: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """Vehicles that may not train, by the rule that does not hold."""
+    metrics: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def add(self, state: NodeState) -> None:
+        """Count a node that is there."""
+        self.online[state.job] += 1
+        if state.doing == NOT_ELIGIBLE:
+            self.not_eligible[state.job][held_by(state.waiting_for)] += 1
+        if state.metrics:
+            found = self.metrics.setdefault(state.job, {})
+            for name, value in state.metrics.items():
+                found.setdefault(name, []).append(value)
+
+
 class LiveFleet:
     """The newest of everything; any thread may use it."""
 
@@ -50,18 +115,63 @@ class LiveFleet:
         self._jobs: dict[tuple[str, str], Heard] = {}
         self._change = 0
         self._unsaved: set[str] = set()
-        self.broker_error = "not connected yet"
-        """Empty: connected to the broker."""
+        self._tally: Tally | None = None
+        self._up: set[str] = set()
+        """Who was last known to be online; while we hear nothing, nobody is taken to have gone."""
+        self._agents: dict[str, str] = {}
+        """What each node's agent called itself when it last did."""
+        self._pending = PendingChanges()
+        self._listens_since = 0.0
+        self._broker_error = "not connected yet"
+
+    @property
+    def broker_error(self) -> str:
+        """Why the broker cannot be heard; empty: connected to it."""
+        return self._broker_error
+
+    @broker_error.setter
+    def broker_error(self, error: str) -> None:
+        if self._broker_error and not error:
+            self._listens_since = self.clock()
+        self._broker_error = error
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether the broker was heard for so long that who is not heard is not there, and who is
+        heard for the first time has only just come.
+        """
+        listens = self.clock() - self._listens_since
+        return not self._broker_error and listens >= ONLINE_SECONDS
 
     def see(self, state: NodeState) -> None:
-        """Take a heartbeat."""
+        """Take a heartbeat, and note what it says that is new."""
         with self._lock:
-            if state.node not in self._nodes and len(self._nodes) >= NODES_MAX:
+            before = self._nodes.get(state.node)
+            if before is None and len(self._nodes) >= NODES_MAX:
                 return
             self._change += 1
-            self._nodes[state.node] = Seen(state, self.clock(), self._change)
+            seen = Seen(state, self.clock(), self._change)
+            self._nodes[state.node] = seen
+            if before is not None or self.has_settled:
+                self._note(None if before is None else before.state, seen)
+            if state.label:
+                self._agents[state.node] = state.label
             if state.is_online:
+                self._up.add(state.node)
                 self._unsaved.add(state.node)
+            else:
+                self._up.discard(state.node)
+
+    def _note(self, before: NodeState | None, seen: Seen) -> None:
+        node = seen.state.node
+        was_up, label = node in self._up, self._agents.get(node, "")
+        for kind, text in changes(before, seen.state, was_up=was_up, label=label):
+            self._pending.add(Change(node, kind, text, seen.at))
+
+    def note(self, node: str, kind: str, text: str) -> None:
+        """Note what happened to a node that it does not say itself."""
+        with self._lock:
+            self._pending.add(Change(node, kind, text, self.clock()))
 
     def hear(self, status: AggregatorStatus) -> None:
         """Take an aggregator's status."""
@@ -76,38 +186,51 @@ class LiveFleet:
     def is_online(self, name: str) -> bool:
         """Whether a node is there."""
         seen = self._nodes.get(name)
-        return seen is not None and self._is_fresh(seen)
+        return seen is not None and _is_fresh(seen, self.clock())
 
-    def _is_fresh(self, seen: Seen) -> bool:
-        return seen.state.is_online and self.clock() - seen.at < ONLINE_SECONDS
+    def states(self, names: Iterable[str]) -> list[tuple[NodeState | None, bool]]:
+        """Return what each node said last (None: nothing yet), and whether it is there."""
+        now, nodes = self.clock(), self._nodes
+        found = [nodes.get(name) for name in names]
+        return [
+            (None, False) if seen is None else (seen.state, _is_fresh(seen, now)) for seen in found
+        ]
 
     def num_online(self, job: str | None = None) -> int:
-        """Return how many nodes are there, on one job or all."""
+        """Return how many nodes are there, on one job or all, a moment ago."""
+        online = self._count().online
+        return online.total() if job is None else online[job]
+
+    def online(self) -> list[str]:
+        """Return the nodes that are there."""
+        now = self.clock()
         with self._lock:
-            nodes = list(self._nodes.values())
-        return sum(self._is_fresh(n) and job in (None, n.state.job) for n in nodes)
+            return [name for name, seen in self._nodes.items() if _is_fresh(seen, now)]
 
     def not_eligible(self, job: str) -> Counter[str]:
-        """Count a job's vehicles that may not train now, by the rule that does not hold."""
-        with self._lock:
-            nodes = [seen for seen in self._nodes.values() if seen.state.job == job]
-        return Counter(
-            # What is the case differs by vehicle, as the speed does.
-            seen.state.waiting_for.partition(":")[0]
-            for seen in nodes
-            if seen.state.doing == NOT_ELIGIBLE and self._is_fresh(seen)
-        )
+        """Count a job's vehicles that may not train, a moment ago, by the rule that does not
+        hold.
+        """
+        return self._count().not_eligible.get(job, Counter())
 
     def metrics(self, job: str) -> dict[str, list[float]]:
         """Return what a job's nodes that are there have measured on their own data, by metric."""
+        return self._count().metrics.get(job, {})
+
+    def _count(self) -> Tally:
+        """Return the fleet, counted now or a moment ago."""
+        began, tally = self.clock(), self._tally
+        if tally is not None and began - tally.at < tally.seconds:
+            return tally
         with self._lock:
-            nodes = [seen for seen in self._nodes.values() if seen.state.job == job]
-        found: dict[str, list[float]] = {}
+            nodes = list(self._nodes.values())
+        tally = Tally(began)
         for seen in nodes:
-            if self._is_fresh(seen):
-                for name, value in seen.state.metrics.items():
-                    found.setdefault(name, []).append(value)
-        return found
+            if _is_fresh(seen, began):
+                tally.add(seen.state)
+        tally.seconds = min(TALLY_SECONDS_MAX, (self.clock() - began) / TALLY_SHARE)
+        self._tally = tally
+        return tally
 
     def job(self, job: str, cell: str) -> AggregatorStatus | None:
         """Return an aggregator's status, if it is new."""
@@ -130,3 +253,32 @@ class LiveFleet:
         with self._lock:
             unsaved, self._unsaved = self._unsaved, set()
         return unsaved
+
+    def take_changes(self) -> list[Change]:
+        """Return what happened to nodes and is due to be written down, the oldest first; who fell
+        silent is noticed here.
+        """
+        with self._lock:
+            now = self.clock()
+            if self.has_settled:
+                silent = [name for name in self._up if not _is_fresh(self._nodes[name], now)]
+                self._up.difference_update(silent)
+                for name in silent:
+                    text = f"nothing was heard of it for {now - self._nodes[name].at:.0f} s"
+                    self._pending.add(Change(name, OFFLINE, text, now))
+            return self._pending.take(now)
+
+    def give_back(self, unwritten: list[Change]) -> None:
+        """Keep changes that could not be written until the next call."""
+        with self._lock:
+            for change in unwritten:
+                self._pending.put_back(change)
+
+    @property
+    def num_changes_lost(self) -> int:
+        """How many changes were dropped since the start because too many waited."""
+        return self._pending.num_lost
+
+
+def _is_fresh(seen: Seen, now: float) -> bool:
+    return seen.state.is_online and now - seen.at < ONLINE_SECONDS

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy import func, select, update
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session as Transaction
 
 from hetertrain.errors import TransportError
 from hetertrain.wire import topics
 from hetertrain_cloud.control import jobs as job_rules
+from hetertrain_cloud.control import timeline
 from hetertrain_cloud.control.access import (
     AGGREGATOR,
     BrokerAccess,
@@ -128,6 +130,21 @@ class ControlPlane:
             with self.database.begin() as transaction:
                 query = update(Node).where(Node.name.in_(batch))
                 transaction.execute(query.values(seen_at=self.now()))
+
+    def save_changes(self) -> None:
+        """Write down what happened to nodes; what cannot be written now is kept for the next
+        time.
+        """
+        changes = self.live.take_changes()
+        start = 0
+        try:
+            for start in range(0, len(changes), SEEN_BATCH):
+                with self.database.begin() as transaction:
+                    began = self.now() - datetime.timedelta(seconds=self.live.clock())
+                    timeline.save(transaction, changes[start : start + SEEN_BATCH], began)
+        except OperationalError:
+            self.live.give_back(changes[start:])
+            raise
 
     def waiting_for(self, job: Job, eligible: int, online: int) -> tuple[str, str]:
         """Say, as a code and in words, why a job with this crew does not go on right now."""

@@ -41,6 +41,8 @@ LOOK_SECONDS = 1.0
 """Orders of operators reach nodes within so long."""
 UPKEEP_SECONDS = 30.0
 """The broker's rules are compared at least so often."""
+CHANGES_SECONDS = 5.0
+"""What happened to nodes is written down so often."""
 SHUTDOWN_SECONDS = 3
 SOCKET_BYTES_MAX = 1 << 20
 """Of one message from a browser."""
@@ -205,13 +207,16 @@ class ControlService:
 
     def _keep_up(self, server: uvicorn.Server) -> None:
         """Keep up to date what ages; whatever fails is tried again."""
-        due_at = 0.0
+        due_at = changes_due_at = 0.0
         while not self._stopping.is_set():
             is_changed = self.plane.access_changed.wait(LOOK_SECONDS)
             self.plane.access_changed.clear()
-            if self._stopping.is_set():
-                return
             try:
+                if self._stopping.is_set() or time.monotonic() >= changes_due_at:
+                    changes_due_at = time.monotonic() + CHANGES_SECONDS
+                    self.plane.save_changes()
+                if self._stopping.is_set():
+                    return
                 self._announce()
                 if is_changed or time.monotonic() >= due_at:
                     due_at = time.monotonic() + UPKEEP_SECONDS

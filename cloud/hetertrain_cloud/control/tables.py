@@ -77,6 +77,18 @@ class Session(Table):
     expires_at: Mapped[datetime.datetime] = mapped_column(Moment, index=True)
 
 
+class SavedFilter(Table):
+    """A filter of the fleet that a user keeps."""
+
+    __tablename__ = "saved_filter"
+
+    user: Mapped[str] = mapped_column(ForeignKey("user_account.name"), primary_key=True)
+    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    query: Mapped[str] = mapped_column(Text)
+    """As in an address, after the question mark."""
+    changed_at: Mapped[datetime.datetime] = mapped_column(Moment)
+
+
 class Token(Table):
     """An API token of a user, with some of the user's rights."""
 
@@ -136,6 +148,21 @@ class Node(Table):
     revision: Mapped[int] = mapped_column(default=1)
 
     __table_args__ = (Index("ix_node_state_name", "state", "name"),)
+
+
+class NodeEvent(Table):
+    """Something that happened to a node, as its heartbeats told; the newest of each are kept."""
+
+    __tablename__ = "node_event"
+
+    node: Mapped[str] = mapped_column(ForeignKey("node.name"), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    """Counts the node's events."""
+    at: Mapped[datetime.datetime] = mapped_column(Moment)
+    """Of several that were told together, the last."""
+    kind: Mapped[str] = mapped_column(String(32))
+    text: Mapped[str] = mapped_column(Text)
+    count: Mapped[int] = mapped_column()
 
 
 class Certificate(Table):

@@ -40,6 +40,8 @@ _CONDITION = re.compile(
     r"(?P<signal>[A-Za-z][\w.]{0,127})\s*(?P<sign>==|!=|>=|<=|>|<|\sin\s)\s*(?P<value>\S[^<>=!]*)"
 )
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+_OR, _IS = "; or ", ": it is "
+"""What stands between conditions, and between one and what is the case, where they are shown."""
 _HELP = (
     "write SIGNAL SIGN VALUE with ==, !=, <, <=, >, >= or in, as 'Vehicle.Speed < 1', "
     "'network in wifi, ethernet' or 'time in 22:00-06:00'"
@@ -103,8 +105,8 @@ class Condition:
             return self.text
         value = signals.get(self.signal)
         if value is None:
-            return f"{self.text}: it is not known"
-        return f"{self.text}: it is {_shown(value)}"
+            return f"{self.text}{_IS}not known"
+        return f"{self.text}{_IS}{_shown(value)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class Rule:
 
     def shown(self, signals: Signals) -> str:
         """Say what it asks for, and what is the case."""
-        return "; or ".join(condition.shown(signals) for condition in self.conditions)
+        return _OR.join(condition.shown(signals) for condition in self.conditions)
 
 
 def parse_rules(texts: Sequence[str]) -> tuple[Rule, ...]:
@@ -161,6 +163,21 @@ def first_unmet(rules: Sequence[Rule], signals: Signals) -> str:
     all hold.
     """
     return next((rule.shown(signals) for rule in rules if not rule.holds(signals)), "")
+
+
+def rule_of(shown: str) -> str:
+    """Return what a rule asks for, of the text that ``first_unmet`` gave, without what is the case:
+    the same for all vehicles that it holds.
+    """
+    return " or ".join(asked for asked, _ in conditions_of(shown))
+
+
+def conditions_of(shown: str) -> list[tuple[str, str]]:
+    """Return each condition of a rule that ``first_unmet`` gave, and what is the case; empty where
+    that is not said.
+    """
+    parts = [part.partition(_IS) for part in shown.split(_OR)]
+    return [(asked, found) for asked, _, found in parts]
 
 
 def names_in(rules: Sequence[Rule]) -> frozenset[str]:

@@ -1,0 +1,91 @@
+"""The fleet in numbers: what an overview shows and what menus of filters offer."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from sqlalchemy import Text, cast, select
+from sqlalchemy.orm import Session as Transaction
+
+from hetertrain.wire.frames import NOT_ELIGIBLE, NodeState
+from hetertrain_cloud.control.changes import doing_of, held_by
+from hetertrain_cloud.control.live import OFFLINE, LiveFleet
+from hetertrain_cloud.control.tables import Node
+
+RULES_SHOWN, VALUES_SHOWN = 20, 50
+KEYS_SHOWN = 32
+CHOICES_SHOWN = 200
+"""Of tiers, cells and the like; the most frequent."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """The fleet, counted; all but ``by_state`` is of active nodes, as they said last."""
+
+    by_state: Counter[str] = field(default_factory=Counter)
+    by_role: Counter[str] = field(default_factory=Counter)
+    by_doing: Counter[str] = field(default_factory=Counter)
+    by_tier: Counter[str] = field(default_factory=Counter)
+    by_cell: Counter[str] = field(default_factory=Counter)
+    not_eligible_by_rule: Counter[str] = field(default_factory=Counter)
+    labels: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    online: int = 0
+    online_not_active: int = 0
+    """Nodes that are heard and should not be: revoked, unknown."""
+    certificates_expiring: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def add_live(self, state: NodeState | None, is_online: bool) -> None:
+        """Count what a node said last."""
+        self.online += is_online
+        self.by_doing[doing_of(state) if state and is_online else OFFLINE] += 1
+        if state is None:
+            return
+        self.by_tier[state.tier] += 1
+        self.by_cell[state.cell] += 1
+        self.bytes_up += state.bytes_up
+        self.bytes_down += state.bytes_down
+        if is_online and state.doing == NOT_ELIGIBLE:
+            self.not_eligible_by_rule[held_by(state.waiting_for)] += 1
+
+    def add_labels(self, texts: Counter[str]) -> None:
+        """Count labels, given as JSON: many nodes have the same."""
+        for text, count in texts.items():
+            for key, value in json.loads(text).items():
+                self.labels[key][value] += count
+
+
+def count(
+    transaction: Transaction, live: LiveFleet, expires_before: datetime.datetime, job: str | None
+) -> Counts:
+    """Count the fleet; ``job``: only nodes whose last heartbeat was about this job."""
+    query = select(Node.name, Node.state, Node.role, Node.expires_at, cast(Node.labels, Text))
+    rows = transaction.execute(query).all()
+    counts, texts = Counts(), Counter[str]()
+    states = live.states(row[0] for row in rows)
+    known = 0
+    for (_, state, role, expires_at, labels), (said, is_online) in zip(rows, states, strict=True):
+        if job is not None and (said is None or said.job != job):
+            continue
+        counts.by_state[state] += 1
+        known += is_online
+        if state != "active":
+            continue
+        counts.by_role[role] += 1
+        texts[labels] += 1
+        counts.add_live(said, is_online)
+        counts.certificates_expiring += expires_at is not None and expires_at < expires_before
+    counts.online_not_active = known - counts.online
+    if job is None:
+        counts.online_not_active += live.num_online() - known
+    counts.add_labels(texts)
+    return counts
+
+
+def most(counter: Counter[str], num: int = CHOICES_SHOWN) -> dict[str, int]:
+    """Return the most frequent, the first first; of equals, by name."""
+    return dict(sorted(counter.items(), key=lambda item: (-item[1], item[0]))[:num])
