@@ -137,6 +137,16 @@ class ThemeSwitch(Element, component="static/theme_switch.js"):
         self._props["dark"] = is_dark
 
 
+class Address(Element, component="static/address.js"):
+    """Keeps the page's address in step with what it shows."""
+
+    def show(self, query: str) -> None:
+        """Write what stands after the question mark."""
+        if self._props.get("query") != query:
+            self._props["query"] = query
+            self.update()
+
+
 class Field(Element, component="static/field.js"):
     """A form's field; ``value`` is what stands in it by now."""
 
@@ -168,6 +178,12 @@ class Field(Element, component="static/field.js"):
         self.value = value
         self._props["value"] = value
         self.update()
+
+    def offer(self, options: Sequence[tuple[str, str]]) -> None:
+        """Offer other options (value, text), where they are others."""
+        if self._props.get("options") != options:
+            self._props.update(options=options, value=self.value)
+            self.update()
 
     def complain(self, error: str) -> None:
         """Say what is wrong with it; empty: nothing is."""
@@ -213,8 +229,8 @@ class Chart(Element, component="static/chart.js", esm={"nicegui-echart": str(_CH
 class Column:
     """A column of a table; its kind says how the browser writes a value.
 
-    text, number, bytes, time (how long ago), date, code, link (text, href), pill (text, tone),
-    labels (a mapping), bar (share, text).
+    text, number, bytes, time (how long ago), date, code, link (text, href),
+    pill (text, tone, note), labels (a mapping), bar (share, text).
     """
 
     name: str

@@ -20,6 +20,24 @@ JOB_TONES: dict[str, Tone] = {
     "failed": "bad",
 }
 
+_DOING_TONES: dict[str, Tone] = {
+    "training": "good",
+    "collecting": "good",
+    "flushing": "good",
+    "holding": "busy",
+    "joining": "busy",
+    "not_eligible": "warning",
+    "resting": "warning",
+    "link_closed": "warning",
+    "train_failed": "bad",
+    "offline": "quiet",
+}
+
+
+def doing_tone(doing: str) -> Tone:
+    """Return how good it is what a node does."""
+    return _DOING_TONES.get(doing, "busy")
+
 
 def size(num_bytes: float | None) -> str:
     """Write a number of bytes, in powers of 1000."""

@@ -3,6 +3,7 @@
 import { ago, bytes, exact, moment, number } from "/console/static/format.js";
 
 function time(value, form) {
+  if (value === "now") return "now";
   const at = new Date(value);
   return Vue.h("time", { datetime: value, title: exact(at) }, form === "date" ? moment(at) : ago(at));
 }
@@ -14,8 +15,11 @@ const CELLS = {
   time: (value) => time(value),
   date: (value) => time(value, "date"),
   code: (value) => Vue.h("code", String(value)),
-  link: (value) => Vue.h("a", { href: value.href }, value.text),
-  pill: (value) => Vue.h("span", { class: ["pill", `pill-${value.tone}`] }, value.text),
+  link: (value) => (value.href ? Vue.h("a", { href: value.href }, value.text) : value.text),
+  pill: (value) => [
+    Vue.h("span", { class: ["pill", `pill-${value.tone}`] }, value.text),
+    value.note ? Vue.h("span", { class: "note" }, value.note) : null,
+  ],
   labels: (value) =>
     Object.entries(value).map(([key, text]) => Vue.h("span", { class: "label" }, `${key}=${text}`)),
   bar: (value) => [
