@@ -16,7 +16,6 @@ from fastapi import Request
 from nicegui import ui
 from nicegui.element import Element
 
-from hetertrain.logging import get_logger
 from hetertrain_cloud.console.client import ApiClient, ProblemAnswer
 from hetertrain_cloud.console.elements import Field, Modal, ThemeSwitch, button, icon, link, tag
 from hetertrain_cloud.console.gate import LOGIN, MOUNT
@@ -98,8 +97,6 @@ class View:
                 await refresh()
             except ProblemAnswer as problem:
                 self._stale(problem)
-            except (OSError, TimeoutError, asyncio.CancelledError) as error:
-                get_logger(part="console").warning("refresh_failed", error=repr(error))
             else:
                 self._fresh()
 

@@ -159,9 +159,6 @@ def fleet_card(counts: Mapping[str, Any]) -> None:
         stat("Nodes online", f"{counts['online']:,}", f"of {active:,} enrolled")
         stat("Sent by nodes", words.size(counts["bytes_up"]), "since each started")
         stat("Received by nodes", words.size(counts["bytes_down"]), "since each started")
-        pending = counts["by_state"].get("pending", 0)
-        if pending:
-            stat("Wait for approval", f"{pending:,}")
     parts = [(words.plain(d), n, words.doing_tone(d)) for d, n in counts["by_doing"].items()]
     shares(parts, "what active nodes do")
 
