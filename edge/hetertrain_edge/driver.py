@@ -18,7 +18,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, deque
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -510,6 +510,8 @@ class GatewayDriver:
             refused=dict(self.cell.refused),
             waiting_code=waiting.code,
             waiting_for=waiting.text[:500],
+            num_parameters=self.cell.downlink.num_parameters,
+            **asdict(self.cell.downlink.traffic),
         )
 
     def keep(self, now: float) -> None:

@@ -255,6 +255,22 @@ class AggregatorStatus:
     refused: dict[str, int]
     waiting_code: Name
     waiting_for: Text
+    num_parameters: Count = 0
+    """Of the job's model; 0: not said."""
+    cut_in_seconds: Seconds | None = None
+    """Until the open version is cut, however few its updates; None: it has none, or not said."""
+    nodes_for_cut: Count = 0
+    """How many nodes' updates cut it at once; 0: not said."""
+    nodes_in_cut: Count = 0
+    """How many have sent theirs."""
+    uplink_bytes: Count = 0
+    """Updates and partials that came (``wire.traffic``)."""
+    uplink_dense_bytes: Count = 0
+    """The same updates as float32 without compression."""
+    downlink_bytes: Count = 0
+    """Versions that went out, each once for all nodes of a tier."""
+    downlink_dense_bytes: Count = 0
+    """The same versions as float32 without compression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
