@@ -484,6 +484,8 @@ class GatewayDriver:
                 doing=f"{doing}; {self.own_work}"[:500] if self.own_work else doing,
                 waiting_for=self._waiting_for(now).text[:500],
                 updates=self.num_partials,
+                backlog_updates=self._inbox.num_records,
+                backlog_bytes=self._inbox.num_bytes,
                 bytes_up=self._north.bytes_up,
                 bytes_down=self._north.bytes_down,
             )
@@ -510,6 +512,7 @@ class GatewayDriver:
             refused=dict(self.cell.refused),
             waiting_code=waiting.code,
             waiting_for=waiting.text[:500],
+            local=self._local.number,
         )
 
     def keep(self, now: float) -> None:
