@@ -150,7 +150,8 @@ class Fleet:
         with card():
             self._work = Region(work_shares)
             self._filter_row()
-        with card("Where nodes are") as self._map_card:
+        with tag("details", "", "card") as self._map_card:
+            tag("summary", "Map", "card-title")
             self._map = Region(self._make_map)
             tag("p", "Only nodes that say where they are: a vehicle's owner lets it.", "hint")
         self._map_card.set_visibility(False)
