@@ -78,6 +78,7 @@ def check_item(check: dict[str, Any]) -> None:
             tag("div", check["detail"], "check-detail")
         if check["advice"] and state in ("failing", "waiting"):
             with tag("div", "", "check-advice"):
+                tag("strong", "What to do: ")
                 tag("span", words.sentence(check["advice"]))
                 if check.get("link"):
                     tag("span", " ")
