@@ -1,7 +1,7 @@
 """How fast is the control plane's API on a large fleet? Its pages, with 100,000 nodes.
 
 The application runs in process, so the figures are its own: database, checks and JSON, without a
-network. Each page is asked for many times; nodes of a tenth of the fleet are online.
+network. Each page is asked for many times; most of the fleet says something, some of it is offline.
 """
 
 from __future__ import annotations
@@ -83,7 +83,14 @@ def run_control(
             "by state": "/api/v1/nodes?limit=100&state=revoked",
             "by label": "/api/v1/nodes?limit=100&label=region%3Dwest",
             "by name": f"/api/v1/nodes?limit=100&prefix={_name(num_nodes - 50)[:-2]}",
+            "by what they do": "/api/v1/nodes?limit=100&doing=training&tier=t2&state=active",
+            "offline": f"/api/v1/nodes?is_online=false&cursor={_name(num_nodes // 2)}",
+            "the fleet in numbers": "/api/v1/fleet",
+            "a job's fleet in numbers": f"/api/v1/fleet?job={REGIONS[1]}",
+            "why a node does not train": f"/api/v1/nodes/{_name(1)}/explanation",
+            "a node's timeline": f"/api/v1/nodes/{_name(1)}/events",
             "jobs": "/api/v1/jobs",
+            "a job": f"/api/v1/jobs/{REGIONS[1]}",
             "audit trail": "/api/v1/audit?limit=100",
             "figures for Prometheus": "/metrics",
         }
@@ -152,18 +159,10 @@ def _fill(
             for number in range(start, min(start + BATCH, num_nodes)):
                 transaction.add(_node(number, now))
         on_progress((start + BATCH) / num_nodes)
-    for number in range(0, num_nodes, 10):
-        plane.live.see(
-            NodeState(
-                node=_name(number),
-                job=REGIONS[number % 4],
-                cell="cloud",
-                tier="t2",
-                role="vehicle",
-                is_online=True,
-                doing="training",
-            )
-        )
+    plane.live.broker_error = ""
+    for number in range(num_nodes):
+        if number % 10:
+            plane.live.see(_said(number))
     return token
 
 
@@ -177,6 +176,28 @@ def _node(number: int, now: datetime.datetime) -> Node:
         public_key=f"{number:064x}",
         request="",
         enrolled_at=now,
+    )
+
+
+def _said(number: int) -> NodeState:
+    """Return what a node says: most train, some must not, some took their leave."""
+    says = (
+        ("training", ""),
+        ("training", ""),
+        ("not_eligible", f"Vehicle.Speed < 1: it is {number}"),
+    )
+    doing, waiting_for = says[number % len(says)]
+    is_online = number % 7 != 0
+    return NodeState(
+        node=_name(number),
+        job=REGIONS[number % 4],
+        cell="cloud" if number % 5 else f"rsu-{number % 50}",
+        tier=f"t{number % 4}",
+        role="vehicle",
+        is_online=is_online,
+        doing=doing if is_online else "offline",
+        waiting_for=waiting_for,
+        metrics={"r2": 0.5},
     )
 
 

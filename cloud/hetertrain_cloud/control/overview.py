@@ -63,12 +63,13 @@ def count(
     transaction: Transaction, live: LiveFleet, expires_before: datetime.datetime, job: str | None
 ) -> Counts:
     """Count the fleet; ``job``: only nodes whose last heartbeat was about this job."""
-    query = select(Node.name, Node.state, Node.role, Node.expires_at, cast(Node.labels, Text))
-    rows = transaction.execute(query).all()
+    is_expiring = Node.expires_at < expires_before
+    query = select(Node.name, Node.state, Node.role, is_expiring, cast(Node.labels, Text))
+    rows = transaction.connection().execute(query).all()  # Without the cost of objects.
     counts, texts = Counts(), Counter[str]()
     states = live.states(row[0] for row in rows)
     known = 0
-    for (_, state, role, expires_at, labels), (said, is_online) in zip(rows, states, strict=True):
+    for (_, state, role, expires, labels), (said, is_online) in zip(rows, states, strict=True):
         if job is not None and (said is None or said.job != job):
             continue
         counts.by_state[state] += 1
@@ -78,7 +79,7 @@ def count(
         counts.by_role[role] += 1
         texts[labels] += 1
         counts.add_live(said, is_online)
-        counts.certificates_expiring += expires_at is not None and expires_at < expires_before
+        counts.certificates_expiring += bool(expires)
     counts.online_not_active = known - counts.online
     if job is None:
         counts.online_not_active += live.num_online() - known

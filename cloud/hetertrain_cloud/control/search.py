@@ -64,7 +64,7 @@ def find(
         return transaction.scalars(query.order_by(Node.name).limit(limit)).all(), total or 0
     # Whether a name comes after another is the database's to say: its order may be a language's.
     names = select(Node.name, Node.name > cursor).where(*conditions).order_by(Node.name)
-    rows = transaction.execute(names).all()
+    rows = transaction.connection().execute(names).all()  # Without the cost of objects.
     states = live.states(name for name, _ in rows)
     matching = [row for row, said in zip(rows, states, strict=True) if wanted.live.matches(*said)]
     page = [name for name, is_after in matching if is_after][:limit]
