@@ -25,6 +25,7 @@ from hetertrain.wire import topics
 from hetertrain.wire.frames import AggregatorStatus, JobOrder, NodeState, pack, unpack
 from hetertrain.wire.signing import signed
 from hetertrain.wire.uplink import Outgoing
+from hetertrain_cloud.console import mount_console
 from hetertrain_cloud.control.access import CONTROL, watcher_topics
 from hetertrain_cloud.control.api.app import build_app
 from hetertrain_cloud.control.authority import Authority
@@ -43,6 +44,8 @@ UPKEEP_SECONDS = 30.0
 CHANGES_SECONDS = 5.0
 """What happened to nodes is written down so often."""
 SHUTDOWN_SECONDS = 3
+SOCKET_BYTES_MAX = 1 << 20
+"""Of one message from a browser."""
 BOOTSTRAP_FILE = "bootstrap-token"
 
 
@@ -123,8 +126,10 @@ class ControlService:
             directory, name = settings.tls_directory, "tls"
         else:
             write_server(self._authority, directory, name, settings.host_names, now())
+        app = build_app(self.plane)
+        mount_console(app)
         configuration = uvicorn.Config(
-            build_app(self.plane),
+            app,
             host=settings.listen_host,
             port=settings.listen_port,
             ssl_certfile=str(directory / f"{name}.crt"),
@@ -133,6 +138,7 @@ class ControlService:
             access_log=False,
             server_header=False,
             proxy_headers=False,
+            ws_max_size=SOCKET_BYTES_MAX,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
         return uvicorn.Server(configuration)

@@ -61,6 +61,15 @@ class LiveState(Body):
     metrics: dict[str, float] = Field(description="on its own held-out data")
     measured: int = Field(description="the version that was measured; -1: none")
     budgets: str = Field(description="what it has used of what its owner lets it use")
+    month_bytes: int = Field(description="sent and received this month, over all networks")
+    backlog_updates: int = Field(description="updates that it still has to deliver")
+    backlog_bytes: int
+    train_failures: int = Field(description="how often training failed since its start")
+    failure: str = Field(description="how it failed last; empty: it has not")
+    agent: str = Field(description="version of its software", examples=["0.1.0"])
+    rss_mib: int = Field(description="memory without the trainer's; 0: not known")
+    latitude: float | None = Field(description="null: it does not say where it is")
+    longitude: float | None
     seconds_ago: float
 
 

@@ -1,0 +1,107 @@
+"""Charts of a job's history, as ECharts takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+COLOURS = tuple(f"var(--series-{number})" for number in range(1, 7))
+Points = Sequence[tuple[float, float]]
+
+
+def lines(
+    curves: Mapping[str, Points], across: str, *, is_from_zero: bool = False
+) -> dict[str, Any]:
+    """Return a chart of curves by name over what ``across`` names."""
+    axis = _axis()
+    return {
+        "animation": False,
+        "color": list(COLOURS),
+        "grid": {
+            "left": 8,
+            "right": 18,
+            "top": 34 if len(curves) > 1 else 14,
+            "bottom": 30,
+            "containLabel": True,
+        },
+        "legend": {"show": len(curves) > 1, "top": 0, "textStyle": {"color": "var(--text)"}},
+        "tooltip": _tooltip() | {"trigger": "axis"},
+        "xAxis": axis
+        | {
+            "type": "value",
+            "name": across,
+            "nameLocation": "middle",
+            "nameGap": 28,
+            "min": "dataMin",
+            "max": "dataMax",
+            "splitLine": {"show": False},
+        },
+        "yAxis": axis | {"type": "value", "scale": not is_from_zero},
+        "series": [
+            {
+                "type": "line",
+                "name": name,
+                "data": [list(point) for point in points],
+                "showSymbol": len(points) < 2,
+                "sampling": "lttb",
+                "lineStyle": {"width": 2},
+            }
+            for name, points in curves.items()
+        ],
+    }
+
+
+def places(groups: Mapping[str, tuple[str, Sequence[tuple[float, float, str]]]]) -> dict[str, Any]:
+    """Return a map without tiles: longitude, latitude and name of nodes, by group and colour."""
+    axis = _axis() | {"type": "value", "scale": True}
+    return {
+        "animation": False,
+        "grid": {"left": 8, "right": 18, "top": 34, "bottom": 30, "containLabel": True},
+        "legend": {"top": 0, "textStyle": {"color": "var(--text)"}},
+        "tooltip": _tooltip() | {"trigger": "item"},
+        "dataZoom": [{"type": "inside", "xAxisIndex": 0}, {"type": "inside", "yAxisIndex": 0}],
+        "xAxis": axis | {"name": "degrees east", "nameLocation": "middle", "nameGap": 28},
+        "yAxis": axis | {"name": "degrees north"},
+        "series": [
+            {
+                "type": "scatter",
+                "name": name,
+                "symbolSize": 9,
+                "itemStyle": {"color": colour, "opacity": 0.85},
+                "data": [{"name": node, "value": [east, north]} for east, north, node in points],
+            }
+            for name, (colour, points) in groups.items()
+        ],
+    }
+
+
+def _axis() -> dict[str, Any]:
+    return {
+        "axisLine": {"lineStyle": {"color": "var(--line)"}},
+        "axisLabel": {"color": "var(--soft)"},
+        "nameTextStyle": {"color": "var(--soft)"},
+        "splitLine": {"lineStyle": {"color": "var(--line)"}},
+    }
+
+
+def _tooltip() -> dict[str, Any]:
+    return {
+        "backgroundColor": "var(--card)",
+        "borderColor": "var(--line)",
+        "textStyle": {"color": "var(--text)"},
+    }
+
+
+def by_metric(rows: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
+    """Return each metric's points over versions."""
+    names = sorted({name for row in rows for name in row["metrics"]})
+    return {
+        name: [(row["version"], row["metrics"][name]) for row in rows if name in row["metrics"]]
+        for name in names
+    }
+
+
+def leading(names: Sequence[str]) -> str:
+    """Return the metric to show where there is room for one: what is better when it is higher."""
+    good = [name for name in names if "loss" not in name and "error" not in name]
+    return (good or list(names) or [""])[0]

@@ -1,0 +1,269 @@
+"""Overview: what each job is doing, what the fleet does, and why not more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hetertrain_cloud.console import words
+from hetertrain_cloud.console.curves import by_metric, leading, lines
+from hetertrain_cloud.console.elements import (
+    Chart,
+    Region,
+    card,
+    empty,
+    icon,
+    link,
+    pill,
+    shares,
+    stat,
+    tag,
+)
+from hetertrain_cloud.console.view import Screen, View, to
+
+JOBS = 20
+"""More are on the screen of jobs."""
+RULES = 6
+CURVE_POINTS = 300
+CURVE_SECONDS = 6.0
+FLEET_SECONDS = 4.0
+
+
+def saved(num_bytes: int | None, dense: int | None) -> str:
+    """Say what compression saved."""
+    if not num_bytes or not dense or dense <= num_bytes:
+        return ""
+    return f"{dense / num_bytes:,.0f} times less than uncompressed"
+
+
+def figures(job: Mapping[str, Any]) -> None:
+    """Show a job's figures."""
+    live = job["live"] or {}
+    metrics = (job["newest"] or {}).get("metrics") or {}
+    name = leading(sorted(metrics))
+    per_hour = job["versions_per_hour"]
+    with tag("div", "", "stats"):
+        stat(
+            "Version",
+            f"{job['version']:,}" if job["version"] is not None else "none yet",
+            f"{per_hour:,.0f} an hour" if per_hour else "",
+        )
+        if name:
+            stat(
+                words.plain(name).capitalize(),
+                f"{metrics[name]:.4g}",
+                f"of version {job['newest']['version']:,}",
+            )
+        stat(
+            "Nodes at work",
+            f"{live.get('active', 0):,}",
+            f"of {job['nodes_eligible']:,} that may, {job['nodes_online']:,} online",
+        )
+        if live:
+            stat("Next synchronisation", countdown(live), "all start equal again")
+        if live and live["uplink_bytes"]:
+            stat(
+                "Received",
+                words.size(live["uplink_bytes"]),
+                saved(live["uplink_bytes"], live["uplink_dense_bytes"]),
+            )
+            stat(
+                "Broadcast",
+                words.size(live["downlink_bytes"]),
+                saved(live["downlink_bytes"], live["downlink_dense_bytes"]),
+            )
+
+
+def countdown(live: Mapping[str, Any]) -> str:
+    """Say when the next synchronisation is due."""
+    if live.get("is_syncing"):
+        return "now"
+    seconds = live.get("sync_in_seconds")
+    return "–" if seconds is None else words.duration(max(0.0, seconds))
+
+
+def waits(job: Mapping[str, Any]) -> None:
+    """Say what a job waits for."""
+    is_well = job["state"] in ("running", "completed") and job["live"] is not None
+    tone = "" if is_well else f" callout-{words.JOB_TONES.get(job['state'], 'quiet')}"
+    with tag("div", "", f"callout{tone}"):
+        icon("hourglass_top" if is_well else "info")
+        with tag("div"):
+            tag("strong", "Waits for: ")
+            tag("span", job["waiting_for"]["text"])
+
+
+class JobCard:
+    """One job: its figures and its curve."""
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.name = job["name"]
+        with card():
+            with tag("div", "", "heading"):
+                with tag("h2"):
+                    link(self.name, to(f"/jobs/{self.name}"))
+                self._state = Region(
+                    lambda s: pill(s, words.JOB_TONES.get(s, "quiet")), name="span"
+                )
+            self._waits = Region(waits)
+            with tag("div", "", "grid-wide"):
+                self._curve = Region(self._chart)
+                self._figures = Region(figures)
+        self._drawn: Chart | None = None
+
+    def show(self, job: Mapping[str, Any]) -> None:
+        """Show the job as it is now."""
+        self._state.show(job["state"])
+        seen = (
+            "state",
+            "waiting_for",
+            "live",
+            "version",
+            "newest",
+            "nodes_eligible",
+            "nodes_online",
+            "versions_per_hour",
+        )
+        now = {key: job[key] for key in seen}
+        self._waits.show(
+            {key: now[key] for key in ("state", "waiting_for")} | {"live": now["live"] and True}
+        )
+        self._figures.show(now)
+
+    def draw(self, rows: list[dict[str, Any]]) -> None:
+        """Draw its curve."""
+        curves = by_metric(rows)
+        name = leading(list(curves))
+        if not name:
+            self._curve.show("")
+            return
+        self._curve.show(name)
+        if self._drawn is not None:
+            self._drawn.draw(lines({name: curves[name]}, "version"))
+
+    def _chart(self, metric: str) -> None:
+        if not metric:
+            self._drawn = None
+            empty("No measurement yet", "The first version that is evaluated is drawn here.")
+            return
+        label = f"{words.plain(metric)} of {self.name} over versions"
+        tag("h3", words.plain(metric).capitalize(), "muted")
+        self._drawn = Chart(label, lines({metric: []}, "version"))
+        self._drawn.classes("chart-small")
+
+
+def fleet_card(counts: Mapping[str, Any]) -> None:
+    """Show what nodes do."""
+    active = counts["by_state"].get("active", 0)
+    with tag("div", "", "stats"):
+        stat("Nodes online", f"{counts['online']:,}", f"of {active:,} enrolled")
+        stat("Sent by nodes", words.size(counts["bytes_up"]), "since each started")
+        stat("Received by nodes", words.size(counts["bytes_down"]), "since each started")
+    parts = [(words.plain(d), n, words.doing_tone(d)) for d, n in counts["by_doing"].items()]
+    shares(parts, "what active nodes do")
+
+
+def reasons(counts: Mapping[str, Any]) -> list[tuple[int, str, str]]:
+    """Return why nodes do not train: how many, why, and the address of just those."""
+    found = [
+        (
+            num,
+            f"may not train by the rule {rule}",
+            to("/fleet", doing="not_eligible", state="active"),
+        )
+        for rule, num in list(counts["not_eligible_by_rule"].items())[:RULES]
+    ]
+    texts = {
+        "offline": "are offline",
+        "resting": "rest until their job runs",
+        "link_closed": "have closed their link",
+        "train_failed": "have a trainer that fails",
+    }
+    found += [
+        (num, texts[doing], to("/fleet", doing=doing, state="active"))
+        for doing, num in counts["by_doing"].items()
+        if doing in texts
+    ]
+    pending = counts["by_state"].get("pending", 0)
+    if pending:
+        found.append((pending, "wait to be approved", to("/fleet", state="pending")))
+    return sorted(found, reverse=True)
+
+
+def why_not_more(counts: Mapping[str, Any]) -> None:
+    """Show why nodes do not train, most first, each with the way to them."""
+    found = reasons(counts)
+    if not found:
+        empty("Everybody takes part", "No node is held up right now.")
+        return
+    with tag("ul", "", "reasons"):
+        for num, text, href in found:
+            with tag("li"), tag("a", "", "reason", href=href):
+                tag("strong", f"{num:,}")
+                tag("span", text)
+                icon("chevron_right")
+
+
+class Overview:
+    """The screen."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._cards: dict[str, JobCard] = {}
+
+    async def build(self) -> None:
+        """Make the screen."""
+        view = self._view
+        with view.head("Overview"):
+            if view.may("jobs:write"):
+                link("New job", to("/jobs/new"), "button")
+        if view.may("nodes:read"):
+            with tag("div", "", "grid"):
+                with card("The fleet"):
+                    self._fleet = Region(fleet_card, "stack")
+                with card("Why not more?"):
+                    self._reasons = Region(why_not_more)
+            await view.live(self._count, FLEET_SECONDS)
+        self._jobs = Region(self._make_cards, "stack")
+        await view.live(self._refresh)
+        await view.live(self._draw, CURVE_SECONDS)
+
+    async def _refresh(self) -> None:
+        jobs = (await self._view.api.get("/jobs", limit=JOBS))["items"]
+        if [job["name"] for job in jobs] != list(self._cards):
+            self._jobs.show([{"name": job["name"]} for job in jobs])
+        if not jobs:
+            self._jobs.show([])
+        for job in jobs:
+            self._cards[job["name"]].show(job)
+
+    def _make_cards(self, jobs: list[dict[str, Any]]) -> None:
+        self._cards = {job["name"]: JobCard(job) for job in jobs}
+        if not jobs:
+            with card():
+                empty(
+                    "No job yet",
+                    "A job is one model that the fleet trains: say which task, and which nodes.",
+                    to("/jobs/new"),
+                    "Create a job",
+                )
+
+    async def _draw(self) -> None:
+        for name, each in self._cards.items():
+            path = f"/jobs/{name}/metrics"
+            each.draw(await self._view.api.get(path, limit=CURVE_POINTS))
+
+    async def _count(self) -> None:
+        counts = await self._view.api.get("/fleet")
+        self._fleet.show(counts)
+        self._reasons.show(
+            {key: counts[key] for key in ("not_eligible_by_rule", "by_doing", "by_state")}
+        )
+
+
+async def build(view: View) -> None:
+    """Make the screen."""
+    await Overview(view).build()
+
+
+SCREEN = Screen("/", "Overview", build, "jobs:read", "Watch", "dashboard")

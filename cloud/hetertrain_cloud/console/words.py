@@ -1,0 +1,89 @@
+"""How the console says things: sizes, rates and durations with their units, states with a tone."""
+
+from __future__ import annotations
+
+from hetertrain_cloud.console.elements import Tone
+
+_SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
+NODE_TONES: dict[str, Tone] = {
+    "active": "good",
+    "pending": "warning",
+    "revoked": "bad",
+    "decommissioned": "quiet",
+}
+JOB_TONES: dict[str, Tone] = {
+    "running": "good",
+    "starting": "busy",
+    "paused": "warning",
+    "stopped": "quiet",
+    "completed": "good",
+    "failed": "bad",
+}
+
+_DOING_TONES: dict[str, Tone] = {
+    "training": "good",
+    "collecting": "good",
+    "flushing": "good",
+    "holding": "busy",
+    "joining": "busy",
+    "not_eligible": "warning",
+    "resting": "warning",
+    "link_closed": "warning",
+    "train_failed": "bad",
+    "offline": "quiet",
+}
+
+
+def doing_tone(doing: str) -> Tone:
+    """Return how good it is what a node does."""
+    return _DOING_TONES.get(doing, "busy")
+
+
+def size(num_bytes: float | None) -> str:
+    """Write a number of bytes, in powers of 1000."""
+    if num_bytes is None:
+        return "–"
+    unit = 0
+    while abs(num_bytes) >= 1000 and unit < len(_SIZES) - 1:
+        num_bytes, unit = num_bytes / 1000, unit + 1
+    return f"{num_bytes:.3g} {_SIZES[unit]}" if unit else f"{num_bytes:.0f} bytes"
+
+
+def rate(bits_per_second: float | None) -> str:
+    """Write a link's rate."""
+    if not bits_per_second:
+        return "not measured yet"
+    for unit, factor in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bits_per_second >= factor:
+            return f"{bits_per_second / factor:.3g} {unit}"
+    return f"{bits_per_second:.0f} bit/s"
+
+
+def duration(seconds: float | None) -> str:
+    """Write how long something takes."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes"
+    if seconds < 172_800:
+        return f"{seconds / 3600:.0f} hours"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def many(count: int, noun: str) -> str:
+    """Write a count and what is counted."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def plain(code: str) -> str:
+    """Write a code for people."""
+    return code.replace("_", " ")
+
+
+def sentence(text: str) -> str:
+    """Write a text as a sentence of its own."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
