@@ -18,6 +18,8 @@ from hetertrain.enrolment import is_renewal_due, renew
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.uplink import Outgoing
+from hetertrain_cloud.control import timeline
+from hetertrain_cloud.control.database import Database
 from hetertrain_cloud.control.dynsec import initial_configuration
 from hetertrain_cloud.control.service import now
 from tests.integration.postgres import Postgres
@@ -97,6 +99,21 @@ def test_a_job_is_paused_rolled_back_and_goes_on(fleet: Production) -> None:
     # A model alone, by its tensors' names, and nothing of who contributed.
     assert all("aggregator-state" not in name for name in load_file(old))
     assert fleet.run("version", "download", "fleet", "999999", str(new), code=11) == ""
+
+
+def test_what_was_done_to_a_node_and_what_it_did_is_in_its_timeline(fleet: Production) -> None:
+    assert fleet.database_url is not None
+    database = Database(fleet.database_url)
+
+    def kinds() -> set[str]:
+        with database.read() as transaction:
+            lines, _ = timeline.read(transaction, "car-1", timeline.Place(), 50)
+        return {line.kind for line in lines}
+
+    wanted = {"enrolled", "training_stopped", "training_began"}
+    wait_until(lambda: wanted <= kinds(), "the job's pause in the timeline")
+    database.close()
+    assert "upkeep_failed" not in fleet.logs("cloud")
 
 
 @pytest.mark.parametrize(
