@@ -169,6 +169,18 @@ def find(transaction: Transaction, name: str) -> Job:
     return job
 
 
+def require(transaction: Transaction, name: str) -> Job:
+    """Return a job, to be read.
+
+    Raises:
+        ProblemError: 404.
+    """
+    job = transaction.get(Job, name)
+    if job is None:
+        raise not_found("job", name)
+    return job
+
+
 def is_eligible(labels: dict[str, str], specification: dict[str, Any]) -> bool:
     """Tell whether a node with these labels may work on a job."""
     wanted: dict[str, str] = specification["eligible_labels"]

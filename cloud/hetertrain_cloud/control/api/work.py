@@ -248,7 +248,7 @@ def show_job(name: JobName, caller: Caller, plane: Plane, response: Response) ->
     """Show a job, and what it waits for."""
     caller.require("jobs:read")
     with plane.database.read() as transaction:
-        job = _find(transaction, name)
+        job = rules.require(transaction, name)
         set_etag(response, job.revision)
         return _job(plane, transaction, job)
 
@@ -306,7 +306,7 @@ def list_versions(
     """List a job's versions, newest first."""
     caller.require("versions:read")
     with plane.database.read() as transaction:
-        job = _find(transaction, name)
+        job = rules.require(transaction, name)
     rows = plane.history(name).page(cursor, limit + 1)
     items, next_cursor = page_of(rows, limit, lambda row: int(row["version"]))
     having = kept(plane.jobs_directory / name)
@@ -336,7 +336,7 @@ def list_metrics(
     """List a job's measurements, oldest first, to be drawn."""
     caller.require("versions:read")
     with plane.database.read() as transaction:
-        _find(transaction, name)
+        rules.require(transaction, name)
     history = plane.history(name)
     rows = history.metrics(limit) if points is None else history.thinned_metrics(points)
     return [_measurement(row) for row in rows]
@@ -349,7 +349,7 @@ def show_version(
     """Show a version and the updates that went into it."""
     caller.require("versions:read")
     with plane.database.read() as transaction:
-        job = _find(transaction, name)
+        job = rules.require(transaction, name)
     row = plane.history(name).row(version)
     if row is None:
         raise not_found("version", version)
@@ -420,15 +420,8 @@ def _require_model(
 ) -> FilePath:
     """Return a version's model; writing it takes a while, so no transaction is open meanwhile."""
     with plane.database.read() as transaction:
-        _find(transaction, name)
+        rules.require(transaction, name)
     return model_file(plane.jobs_directory / name, version, is_promoted=is_promoted)
-
-
-def _find(transaction: Transaction, name: str) -> Job:
-    job = transaction.get(Job, name)
-    if job is None:
-        raise not_found("job", name)
-    return job
 
 
 def _job(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
