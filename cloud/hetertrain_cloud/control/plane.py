@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +62,12 @@ class ControlPlane:
     """How the broker is told its rules; None: it knows none."""
     access_error: str = ""
     """Why the broker's rules may not be up to date; empty: they are."""
+    access_failed_at: datetime.datetime | None = None
+    """Since when; None: they are up to date."""
+    broker_lost_at: datetime.datetime | None = None
+    """Since when the broker is not reached; None: it is, or was never."""
+    certificates: Mapping[str, Path] = field(default_factory=dict)
+    """The cloud's own certificates, by what they are for."""
     _eligible: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
     """How many nodes may work on a job, and when they were counted."""
     _histories: dict[str, JobHistory] = field(default_factory=dict)
