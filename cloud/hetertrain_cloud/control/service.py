@@ -90,6 +90,7 @@ class ControlService:
             access=self._access,
             broker_lost_at=now(),
             certificates=_own_certificates(settings),
+            settings=settings.shown(),
         )
 
     def run(self) -> int:

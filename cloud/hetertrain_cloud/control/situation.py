@@ -43,7 +43,7 @@ def gather(plane: ControlPlane, transaction: Transaction) -> Situation:
     unseen = or_(
         Node.seen_at < now - UNSEEN, Node.seen_at.is_(None) & (Node.enrolled_at < now - UNSEEN)
     )
-    free_share, free_bytes = _disk(plane.jobs_directory)
+    free_share, free_bytes = disk_free(plane.jobs_directory)
     certificates = ((what, expires_at(path)) for what, path in plane.certificates.items())
     return Situation(
         now=now,
@@ -120,7 +120,7 @@ def _refused(directory: Path, since: float) -> tuple[tuple[str, int, Names], ...
     return tuple(found)
 
 
-def _disk(directory: Path) -> tuple[float | None, int]:
+def disk_free(directory: Path) -> tuple[float | None, int]:
     """Return the share of the disk that is free, and how many bytes; None: not known."""
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent

@@ -18,6 +18,7 @@ from hetertrain.logging import get_logger
 from hetertrain_cloud.control.api import (
     accounts,
     attention,
+    configuration,
     fleet,
     quarantine,
     versions,
@@ -34,7 +35,7 @@ from hetertrain_cloud.control.api.convention import (
 from hetertrain_cloud.control.plane import ControlPlane
 from hetertrain_cloud.control.problems import ProblemError
 
-PARTS = (accounts, fleet, work, versions, quarantine, attention, watch)
+PARTS = (accounts, fleet, work, versions, quarantine, attention, configuration, watch)
 BODY_BYTES_MAX = 64 << 10
 HEADERS = {
     "X-Content-Type-Options": "nosniff",

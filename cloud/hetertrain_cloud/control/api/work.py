@@ -42,6 +42,20 @@ RATE_VERSIONS = 50
 JobName = Annotated[Name, Path(description="the job's name")]
 
 
+class JobForm(Body):
+    """What a form for jobs needs."""
+
+    specification: dict[str, Any] = Field(
+        description="JSON Schema of a specification: each option with description, default and "
+        "bounds",
+        examples=[{"properties": {"policy": {"default": "sap"}}}],
+    )
+    presets: dict[str, dict[str, float | int | None]] = Field(
+        description="what each scheme has where the specification says nothing (null: never)",
+        examples=[{"sap": {"sync_seconds": 20.0, "cut_fraction": 0.25}}],
+    )
+
+
 class WaitingFor(Body):
     """What a job waits for right now."""
 
@@ -142,6 +156,14 @@ class JobCreation(Body):
 
     name: Name
     specification: rules.JobSpecification
+
+
+@router.get("/job-schema", responses=problems(*ALWAYS))
+def show_job_schema(caller: Caller) -> JobForm:
+    """Describe what can be chosen for a job, for forms; keys in TOML files are the same."""
+    caller.require("jobs:read")
+    schema = rules.JobSpecification.model_json_schema()
+    return JobForm(specification=schema, presets=rules.presets())
 
 
 @router.get("/jobs", responses=problems(*ALWAYS))
