@@ -18,7 +18,7 @@ from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
-from hetertrain.cell import Cell, Link
+from hetertrain.cell import Cell, Link, Refusal
 from hetertrain.cell import Event as CellEvent
 from hetertrain.core.aggregator import (
     Aggregator,
@@ -42,6 +42,7 @@ from hetertrain.wire.frames import AggregatorStatus
 from hetertrain_cloud.checkpoints import ROLLBACK_FILE, CheckpointStore, read_model
 from hetertrain_cloud.history import VERSIONS_FILE, Progress, append_line, last_line
 from hetertrain_cloud.journal import repeat, restored, write_record
+from hetertrain_cloud.refusals import RefusalLog
 
 CHECKPOINT_CUTS = 10
 COMMIT_BYTES_MAX = 4 << 20
@@ -96,7 +97,8 @@ class JobDriver:
         directory.mkdir(parents=True, exist_ok=True)
         self._store = CheckpointStore(directory / "checkpoints", layout, keep_first=keep_journal)
         self._inbox = Inbox(directory / "inbox.db")
-        self.cell = Cell(downlink, link, self._take_cell, log)
+        self._refusals = RefusalLog(directory, log)
+        self.cell = Cell(downlink, link, self._take_cell, log, self._note_refusal)
         downlink.traffic.resume(self._last_row().get("traffic", {}))
         self.machine = self._recover(initial, policy, weights, lineage)
         self._saved_version = self.machine.checkpoint.version
@@ -161,7 +163,7 @@ class JobDriver:
     @property
     def wakes_at(self) -> float:
         """When to call ``tick``, if nothing happens before."""
-        return min(self._machine_wakes_at, self.cell.wakes_at)
+        return min(self._machine_wakes_at, self.cell.wakes_at, self._refusals.wakes_at)
 
     def start(self, now: float) -> None:
         """Announce the version at hand."""
@@ -186,10 +188,16 @@ class JobDriver:
             self._step(Tick(), now)
         if now >= self.cell.wakes_at:
             self.cell.tick(now)
+        if now >= self._refusals.wakes_at:
+            self._refusals.flush(now)
 
     def close(self) -> None:
         """Close the journal."""
+        self._refusals.close()
         self._inbox.close()
+
+    def _note_refusal(self, refusal: Refusal) -> None:
+        self._refusals.note(refusal, self._wall_seconds())
 
     def _take_cell(self, event: CellEvent, now: float) -> None:
         if self._began_at is None and isinstance(event, MemberSeen) and event.num_active:

@@ -49,10 +49,19 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
     Raises:
         StoreError: the disk is full or broken; what was there is untouched.
     """
+    append_lines(path, json.dumps(row).encode() + b"\n")
+
+
+def append_lines(path: Path, data: bytes) -> None:
+    """Add whole lines, all or none.
+
+    Raises:
+        StoreError: the disk is full or broken; what was there is untouched.
+    """
     with store_errors(f"write {path}"), path.open("ab") as file:
         end = file.tell()
         try:
-            file.write(json.dumps(row).encode() + b"\n")
+            file.write(data)
             file.flush()
         except OSError:
             file.truncate(end)

@@ -37,7 +37,7 @@ from hetertrain.core.combiner import (
     Ready,
     VersionAnnounced,
 )
-from hetertrain.core.gate import Gate, Outcome, Verdict
+from hetertrain.core.gate import Finding, Gate, Outcome, Reason, Verdict
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import StoreError, TransportError
 from hetertrain.transport import mqtt
@@ -296,7 +296,8 @@ class GatewayDriver:
     def _take_cell(self, event: CellEvent, now: float) -> None:
         if isinstance(event, PartialArrived):
             reason = "a gateway merges updates, not partials"
-            verdict = Verdict(event.node, event.seq, Outcome.QUARANTINED, reason)
+            finding = Finding(Reason.PARTIAL)
+            verdict = Verdict(event.node, event.seq, Outcome.QUARANTINED, reason, finding=finding)
             self.cell.answer((verdict,), now)
         else:
             self._step(event, now)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
 
 from hetertrain.core.aggregator import PartialArrived, SyncNotice, UpdateArrived
-from hetertrain.core.gate import Outcome, Verdict
+from hetertrain.core.gate import Finding, Outcome, Reason, Verdict
 from hetertrain.core.members import FlushSettled, MemberGone, MemberSeen
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import FrameError, TransportError
@@ -34,6 +35,22 @@ from hetertrain.wire.downlink import (
 from hetertrain.wire.uplink import FrameRefused, Outgoing
 
 Event = MemberSeen | MemberGone | FlushSettled | UpdateArrived | PartialArrived
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What was refused, of whom and why."""
+
+    node: str
+    """Empty: not known."""
+    reason: str
+    """A code (``core.gate.Reason``), or ``frame_`` and a ``FrameError``'s."""
+    detail: str
+    outcome: str = "frame"
+    seq: int | None = None
+    base_version: int | None = None
+    measured: float | None = None
+    limit: float | None = None
 
 
 class Link(Protocol):
@@ -65,6 +82,7 @@ class Cell:
         link: Link,
         on_event: Callable[[Event, float], None],
         log: FilteringBoundLogger,
+        on_refused: Callable[[Refusal], None] = lambda _refusal: None,
     ) -> None:
         self.downlink = downlink
         self.link = link
@@ -74,6 +92,7 @@ class Cell:
         """A node was told by silence that there is no room for its content; it asks again."""
         self._deferred_bytes = 0
         self._on_event = on_event
+        self._on_refused = on_refused
         self._log = log
 
     def take(self, event: mqtt.Event, now: float) -> None:
@@ -109,6 +128,7 @@ class Cell:
                 self._log.warning(
                     "update_refused", node=verdict.node, seq=verdict.seq, reason=verdict.reason
                 )
+                self._on_refused(_refusal(verdict))
             self._apply(self.downlink.answer(verdict, now), now)
 
     def pull(self, nodes: Iterable[str], now: float) -> None:
@@ -133,10 +153,12 @@ class Cell:
             self.is_full = False
             self._log.info("transfers_resumed", room_bytes=room_bytes)
 
-    def refuse(self, reason: str, detail: str) -> None:
+    def refuse(self, reason: str, detail: str, node: str = "") -> None:
         """Count and log a frame that could not be used."""
-        self.refused[f"frame_{reason}"] += 1
+        code = f"frame_{reason}"
+        self.refused[code] += 1
         self._log.warning("frame_refused", reason=reason, detail=detail)
+        self._on_refused(Refusal(node=node, reason=code, detail=detail))
 
     def _apply(self, ready: DownlinkReady, now: float) -> None:
         self.link.publish(ready.send)
@@ -167,8 +189,8 @@ class Cell:
                         size_bytes=size_bytes,
                         room_bytes=room_bytes,
                     )
-            case FrameRefused(reason, detail):
-                self.refuse(reason, detail)
+            case FrameRefused(reason, detail, node):
+                self.refuse(reason, detail, node)
 
     def _take_content(self, received: ContentReceived, now: float) -> None:
         num_bytes, num_parameters = len(received.content), self.downlink.num_parameters
@@ -176,7 +198,10 @@ class Cell:
             arrival = unpack_arrival(received.content, received.node)
         except FrameError as error:
             self.downlink.traffic.came(num_bytes, 0, num_parameters)
-            verdict = Verdict(received.node, received.seq, Outcome.QUARANTINED, str(error))
+            finding = Finding(Reason.CONTENT)
+            verdict = Verdict(
+                received.node, received.seq, Outcome.QUARANTINED, str(error), finding=finding
+            )
             self.answer((verdict,), now)
             return
         num_updates = (
@@ -184,3 +209,18 @@ class Cell:
         )
         self.downlink.traffic.came(num_bytes, num_updates, num_parameters)
         self._on_event(arrival, now)
+
+
+def _refusal(verdict: Verdict) -> Refusal:
+    finding = verdict.finding
+    assert finding is not None, "whoever refuses says why"
+    return Refusal(
+        node=verdict.node,
+        reason=str(finding.code),
+        detail=verdict.reason,
+        outcome=str(verdict.outcome),
+        seq=verdict.seq,
+        base_version=finding.base_version,
+        measured=finding.measured,
+        limit=finding.limit,
+    )

@@ -43,6 +43,10 @@ class PayloadError(HetertrainError):
     exit_code = 5
 
 
+class NonFiniteError(PayloadError):
+    """A codec payload has values that are not numbers, or infinite."""
+
+
 class FrameError(HetertrainError):
     """A frame is damaged, foreign, oversized or misplaced; ``reason`` labels the counter."""
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hetertrain.cell import Refusal
+from hetertrain.logging import silent_logger
 from hetertrain.wire.frames import AggregatorStatus
 from hetertrain_cloud.history import METRICS_FILE, VERSIONS_FILE, append_line
+from hetertrain_cloud.refusals import RefusalLog
 from tests.control import TASK, Bench, control_plane
 
 JOB = {"name": "fleet", "specification": {"task": TASK}}
@@ -127,3 +131,34 @@ def test_a_long_job_is_drawn_from_few_points_and_by_bytes(bench: Bench) -> None:
     assert [row["at"] for row in few] == [None, "1970-01-01T00:50:00Z", "1970-01-01T01:40:00Z"]
     assert len(client.get("/api/v1/jobs/fleet/metrics?limit=10").json()) == 10
     assert client.get("/api/v1/jobs/fleet/metrics?points=1").status_code == 422
+
+
+def test_what_was_refused_is_listed_with_its_reason_and_what_to_do(bench: Bench) -> None:
+    client = bench.client()
+    book = RefusalLog(bench.directory / "jobs" / "fleet", silent_logger())
+    for number in range(5):
+        detail = {"node": f"car-{number % 2}", "detail": "norm 9 is over 3", "outcome": "rejected"}
+        reason = "norm" if number else "lag"
+        book.note(Refusal(**detail, reason=reason, seq=number, measured=9.0, limit=3.0), 60.0)
+    book.flush(1.0)
+    book.close()
+
+    def ask(query: str) -> Any:
+        return client.get(f"/api/v1/jobs/fleet/refusals?{query}").json()
+
+    first = ask("limit=2")
+    rest = ask(f"limit=2&cursor={first['next_cursor']}")
+    shown = [(row["node"], row["reason"], row["count"]) for row in first["items"] + rest["items"]]
+    assert shown == [("car-0", "norm", 2), ("car-1", "norm", 2), ("car-0", "lag", 1)]
+    assert rest["next_cursor"] is None
+    assert [(each["reason"], each["count"]) for each in first["by_reason"]] == [
+        ("norm", 4),
+        ("lag", 1),
+    ]
+    assert "learning rate" in first["by_reason"][0]["advice"]
+    assert first["since"] == "1970-01-01T00:01:00Z"
+    assert [row["reason"] for row in ask("node=car-0&reason=lag")["items"]] == ["lag"]
+    assert ask("node=nobody") == {"items": [], "next_cursor": None, "by_reason": []} | {
+        "since": "1970-01-01T00:01:00Z"
+    }
+    assert client.get("/api/v1/jobs/nothing/refusals").status_code == 404

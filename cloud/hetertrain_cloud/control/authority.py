@@ -73,6 +73,16 @@ class Authority:
         """Who signs."""
         return self._certificate.subject
 
+    @property
+    def begins_at(self) -> datetime.datetime:
+        """From when our certificate is valid."""
+        return self._certificate.not_valid_before_utc
+
+    @property
+    def expires_at(self) -> datetime.datetime:
+        """Until when our certificate is valid."""
+        return self._certificate.not_valid_after_utc
+
     def fingerprint(self) -> str:
         """Return the SHA-256 of our certificate, in hexadecimal."""
         return self._certificate.fingerprint(hashes.SHA256()).hex()

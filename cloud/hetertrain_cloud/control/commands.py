@@ -66,9 +66,17 @@ class Operator:
 
 
 NODE_COLUMNS = ("name", "role", "state", "labels", "live.is_online", "live.doing", "live.version")
-JOB_COLUMNS = ("name", "state", "version", "nodes_online", "newest.metrics", "waiting_for.text")
+JOB_COLUMNS = (
+    *("name", "state", "version", "versions_per_hour", "nodes_online"),
+    *("newest.metrics", "waiting_for.text"),
+)
 CLAIM_COLUMNS = ("id", "role", "node", "labels", "uses", "uses_max", "expires_at", "revoked_at")
-VERSION_COLUMNS = ("version", "num_updates", "sync", "metrics", "is_kept", "is_promoted")
+VERSION_COLUMNS = (
+    *("version", "at", "seconds", "num_updates", "num_nodes", "sync", "metrics"),
+    *("is_kept", "is_promoted"),
+)
+REFUSAL_COLUMNS = ("at", "count", "node", "seq", "base_version", "reason", "detail")
+ALERT_COLUMNS = ("severity", "code", "text", "advice", "since")
 AUDIT_COLUMNS = ("number", "at", "actor", "action", "kind", "object")
 USER_COLUMNS = ("name", "role", "is_active", "locked_until", "created_at")
 TOKEN_COLUMNS = ("id", "user", "label", "scopes", "expires_at", "revoked_at")
@@ -169,6 +177,20 @@ def _download(op: Operator, a: argparse.Namespace) -> int:
 
 def _list_audit(op: Operator, a: argparse.Namespace) -> int:
     return op.rows("/audit", AUDIT_COLUMNS, kind=a.kind, object=a.object)
+
+
+def _list_alerts(op: Operator, _a: argparse.Namespace) -> int:
+    found = op.client.get("/alerts")
+    if op.arguments.json:
+        print_json(found)
+    else:
+        print_table(found["items"], ALERT_COLUMNS, "all is well")
+    return 0
+
+
+def _list_refusals(op: Operator, a: argparse.Namespace) -> int:
+    path = f"/jobs/{a.job}/refusals"
+    return op.rows(path, REFUSAL_COLUMNS, node=a.node, reason=a.reason)
 
 
 def _verify(op: Operator, _a: argparse.Namespace) -> int:
@@ -302,6 +324,15 @@ COMMANDS = (
         JOB,
         VERSION,
         _argument("to", type=Path, help="the file to write"),
+    ),
+    _command("alerts", "list what needs a human now, and what to do", _list_alerts),
+    _command(
+        "refusal list",
+        "list what a job refused, newest first",
+        _list_refusals,
+        JOB,
+        _argument("--node", help="only of this node"),
+        _argument("--reason", help="only of this reason"),
     ),
     _command(
         "audit list",

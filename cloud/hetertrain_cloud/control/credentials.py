@@ -65,6 +65,12 @@ def write_broker_files(
     return written
 
 
+def expires_at(path: Path) -> datetime.datetime | None:
+    """Return when the certificate in a file expires; None where there is none."""
+    certificate = _read(path)
+    return None if certificate is None else certificate.not_valid_after_utc
+
+
 def _is_whole(path: Path) -> bool:
     try:
         rules = json.loads(path.read_bytes())

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from sqlalchemy.orm import Session as Transaction
 
 from hetertrain.core.eligibility import RULE_CHARACTERS_MAX, RULES_MAX, check_rules
+from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS
 from hetertrain_cloud.control.problems import conflict, not_found
 from hetertrain_cloud.control.tables import Job, Node
 from hetertrain_cloud.control.trail import write_entry
@@ -54,6 +55,16 @@ class JobSpecification(JobOptions):
         description="a vehicle uses its link only while all of these hold",
         examples=[["network in wifi, ethernet"]],
     )
+
+
+def presets() -> dict[str, dict[str, float | int | None]]:
+    """Return what each scheme has where a specification says nothing."""
+    names = ("sync_seconds", "sync_deadline_seconds", "cut_seconds", "cut_fraction", "pace_steps")
+    return {
+        scheme: {name: getattr(policy, name) for name in names}
+        | {"server_rate": WEIGHT_PRESETS[scheme].server_rate}
+        for scheme, policy in SYNC_PRESETS.items()
+    }
 
 
 def create(
@@ -164,6 +175,18 @@ def find(transaction: Transaction, name: str) -> Job:
         ProblemError: 404.
     """
     job = transaction.get(Job, name, with_for_update=True)
+    if job is None:
+        raise not_found("job", name)
+    return job
+
+
+def require(transaction: Transaction, name: str) -> Job:
+    """Return a job, to be read.
+
+    Raises:
+        ProblemError: 404.
+    """
+    job = transaction.get(Job, name)
     if job is None:
         raise not_found("job", name)
     return job

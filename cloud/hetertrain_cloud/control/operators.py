@@ -25,8 +25,8 @@ _READ = frozenset(f"{kind}:read" for kind in ("nodes", "claims", "jobs", "versio
 _OPERATE = frozenset(f"{kind}:write" for kind in ("nodes", "claims", "jobs", "versions"))
 ROLES: dict[str, frozenset[str]] = {
     "viewer": _READ,
-    "operator": _READ | _OPERATE | {"audit:read"},
-    "admin": _READ | _OPERATE | {"audit:read", "users:read", "users:write"},
+    "operator": _READ | _OPERATE | {"audit:read", "settings:read"},
+    "admin": _READ | _OPERATE | {"audit:read", "settings:read", "users:read", "users:write"},
 }
 """The rights of each role."""
 SESSION_HOURS = 8

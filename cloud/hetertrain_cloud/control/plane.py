@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from hetertrain_cloud.control.authority import Authority
 from hetertrain_cloud.control.database import Database
 from hetertrain_cloud.control.live import LiveFleet
 from hetertrain_cloud.control.problems import ProblemError
+from hetertrain_cloud.control.settings import ShownSetting
 from hetertrain_cloud.control.tables import Job, Node
 from hetertrain_cloud.history import JobHistory
 
@@ -64,6 +65,14 @@ class ControlPlane:
     """How the broker is told its rules; None: it knows none."""
     access_error: str = ""
     """Why the broker's rules may not be up to date; empty: they are."""
+    access_failed_at: datetime.datetime | None = None
+    """Since when; None: they are up to date."""
+    broker_lost_at: datetime.datetime | None = None
+    """Since when the broker is not reached; None: it is."""
+    certificates: Mapping[str, Path] = field(default_factory=dict)
+    """The cloud's own certificates, by what they are for."""
+    settings: tuple[ShownSetting, ...] = ()
+    """Those in force that are not secret."""
     _eligible: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
     """How many nodes may work on a job, and when they were counted."""
     _histories: dict[str, JobHistory] = field(default_factory=dict)

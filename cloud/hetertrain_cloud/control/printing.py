@@ -16,8 +16,10 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def print_table(rows: list[Row], columns: tuple[str, ...]) -> None:
-    """Print a list; a column is the path of a field, with dots."""
+def print_table(
+    rows: list[Row], columns: tuple[str, ...], empty: str = "nothing there yet"
+) -> None:
+    """Print a list, or what an empty one means; a column is the path of a field, with dots."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -28,7 +30,7 @@ def print_table(rows: list[Row], columns: tuple[str, ...]) -> None:
     for row in rows:
         table.add_row(*(escape(_text(_field(row, column))) for column in columns))
     console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
-    console.print(table if rows else "nothing there yet")
+    console.print(table if rows else empty)
 
 
 def print_fields(row: Row) -> None:

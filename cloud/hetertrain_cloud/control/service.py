@@ -12,6 +12,7 @@ import ssl
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import uvicorn
 from sqlalchemy import select
@@ -26,7 +27,7 @@ from hetertrain.wire.frames import AggregatorStatus, JobOrder, NodeState, pack, 
 from hetertrain.wire.signing import signed
 from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.console import mount_console
-from hetertrain_cloud.control.access import CONTROL, watcher_topics
+from hetertrain_cloud.control.access import AGGREGATOR, CONTROL, watcher_topics
 from hetertrain_cloud.control.api.app import build_app
 from hetertrain_cloud.control.authority import Authority
 from hetertrain_cloud.control.credentials import write_own, write_server
@@ -92,6 +93,9 @@ class ControlService:
             bootstrap_file=settings.directory / BOOTSTRAP_FILE,
             now=now,
             access=self._access,
+            broker_lost_at=now(),
+            certificates=_own_certificates(settings),
+            settings=settings.shown(),
         )
 
     def run(self) -> int:
@@ -173,12 +177,13 @@ class ControlService:
                 case mqtt.Received(topic, frame):
                     self._take(topic, frame)
                 case mqtt.Connected():
-                    self._live.broker_error = ""
+                    self._live.broker_error, self.plane.broker_lost_at = "", None
                     self._announced.clear()
                     self.plane.access_changed.set()
                     self._log.info("broker_connected")
                 case mqtt.Disconnected(reason, is_final):
                     self._live.broker_error = reason
+                    self.plane.broker_lost_at = self.plane.broker_lost_at or now()
                     self._log.warning("broker_disconnected", reason=reason)
                     if is_final:
                         raise TransportError(reason)
@@ -257,9 +262,10 @@ class ControlService:
             changed = self._access.reconcile(self.plane.rights)
         except TransportError as error:
             self.plane.access_error = str(error)
+            self.plane.access_failed_at = self.plane.access_failed_at or now()
             self._log.error("access_not_reconciled", error=str(error))
             return
-        self.plane.access_error = ""
+        self.plane.access_error, self.plane.access_failed_at = "", None
         if changed:
             self._log.info("access_reconciled", changed=changed)
 
@@ -271,6 +277,13 @@ class ControlService:
             hosts = self._settings.host_names
             if write_server(self._authority, directory, "api", hosts, now()):
                 context.load_cert_chain(directory / "api.crt", directory / "api.key")
+
+
+def _own_certificates(settings: CloudSettings) -> dict[str, Path]:
+    """Return where the cloud's own certificates are, by what they are for."""
+    own = settings.directory / "credentials"
+    api = own / "api.crt" if settings.tls_directory is None else settings.tls_directory / "tls.crt"
+    return {"the API": api} | {f"the {user}": own / f"{user}.crt" for user in (CONTROL, AGGREGATOR)}
 
 
 def _is_same(before: JobOrder, order: JobOrder) -> bool:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr
 
-from hetertrain.config import read_text
+from hetertrain.config import is_secret, read_text, variable_name
 from hetertrain.service import ConnectionSettings
 from hetertrain_cloud.control.database import Database
 
 CONTROL_DIRECTORY = "control"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownSetting:
+    """One setting as it is in force."""
+
+    name: str
+    description: str
+    value: str | None
+    is_given: bool
+    """By flag, variable or file; else it is the default."""
+    variable: str
 
 
 class CloudSettings(ConnectionSettings):
@@ -74,6 +87,21 @@ class CloudSettings(ConnectionSettings):
     def host_names(self) -> tuple[str, ...]:
         """Names and addresses of this machine."""
         return tuple(host.strip() for host in self.hosts.split(",") if host.strip())
+
+    def shown(self) -> tuple[ShownSetting, ...]:
+        """Describe the settings in force that are not secret."""
+        fields = CloudSettings.model_fields
+        return tuple(
+            ShownSetting(
+                name=name,
+                description=info.description or "",
+                value=None if getattr(self, name) is None else str(getattr(self, name)),
+                is_given=name in self.model_fields_set,
+                variable=variable_name(CloudSettings, name),
+            )
+            for name, info in fields.items()
+            if not is_secret(info)
+        )
 
     def open_database(self) -> Database:
         """Open the database.

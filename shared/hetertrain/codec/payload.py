@@ -35,7 +35,7 @@ from hetertrain.codec.quantise import (
 )
 from hetertrain.codec.sparsify import INFINITY_BITS, above
 from hetertrain.codec.version_1 import decode_leb128
-from hetertrain.errors import PayloadError
+from hetertrain.errors import NonFiniteError, PayloadError
 
 CODEC_VERSION = 2
 FLOAT_BYTES = 4
@@ -188,7 +188,7 @@ def decode_owned(payload: memoryview, size: int) -> NDArray[np.float32]:
             code[start - shift : start - shift + part.size] = part.copy()
     values = code[begin : begin + FLOAT_BYTES * size].view(LITTLE_FLOAT)
     if above(values, INFINITY_BITS).size:
-        raise PayloadError("a value is not finite")
+        raise NonFiniteError("a value is not finite")
     return values.astype(np.float32, copy=False)
 
 
@@ -233,7 +233,7 @@ def parse(payload: bytes | memoryview, size: int) -> Decoded:
         level_code = body[levels_start : levels_start + level_bytes].copy()
     levels = Levels(count, bits, scales, level_code)
     if bits == FLOAT_BITS and above(levels.code.view(LITTLE_FLOAT), INFINITY_BITS).size:
-        raise PayloadError("a value is not finite")
+        raise NonFiniteError("a value is not finite")
     if form is Form.DENSE:
         return Decoded(None, levels, size)
     decode_indices = decode_gaps if version > 1 else decode_leb128

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetertrain.core.gate import Gate, Outcome, Seen, Verdict
+from hetertrain.core.gate import Finding, Gate, Outcome, Reason, Seen, Verdict
 from hetertrain.core.members import FlushSettled, MemberGone, Members, MemberSeen
 from hetertrain.core.outer import OuterOptimizer
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
@@ -263,7 +263,8 @@ class Aggregator:
         if isinstance(examined, Verdict):
             return examined
         if len(self.open.contributions) >= CONTRIBUTIONS_MAX:
-            return Verdict(update.node, update.seq, Outcome.REJECTED, "the open version is full")
+            reason, finding = "the open version is full", Finding(Reason.FULL, update.base_version)
+            return Verdict(update.node, update.seq, Outcome.REJECTED, reason, finding=finding)
         self.open.add(update, examined, self.weights, self.statistics[update.base_version])
         self.seen.add((update.node, update.seq))
         self.members.worked(update.node, update.base_version)
@@ -279,13 +280,17 @@ class Aggregator:
             return Verdict(node, seq, Outcome.DUPLICATE)
         if event.lineage != self.gate.lineage:
             reason = f"bases {event.lineage} are not of this run, {self.gate.lineage}"
-            return Verdict(node, seq, Outcome.REJECTED, reason)
+            finding = Finding(Reason.LINEAGE)
+            return Verdict(node, seq, Outcome.REJECTED, reason, finding=finding)
         refusal = self._refuse_partial(partial)
-        if refusal:
-            return Verdict(node, seq, Outcome.QUARANTINED, refusal)
+        if refusal is not None:
+            code, reason = refusal
+            finding = Finding(code, max(partial.groups, default=None))
+            return Verdict(node, seq, Outcome.QUARANTINED, reason, finding=finding)
         known = tuple(sorted(key for key in partial.contributions if key in self.seen))
         if known:
-            return Verdict(node, seq, Outcome.REJECTED, "contributions were merged before", known)
+            reason, finding = "contributions were merged before", Finding(Reason.KNOWN)
+            return Verdict(node, seq, Outcome.REJECTED, reason, known, finding=finding)
         self.open.absorb(partial)
         for key in partial.contributions:
             self.seen.add(key)
@@ -293,22 +298,24 @@ class Aggregator:
         self.members.worked(node, max(partial.groups))
         return Verdict(node, seq, Outcome.MERGED)
 
-    def _refuse_partial(self, partial: Partial) -> str:
-        """Return why a partial cannot be merged; empty where it can."""
+    def _refuse_partial(self, partial: Partial) -> tuple[Reason, str] | None:
+        """Return why a partial cannot be merged, as a code and in words; None where it can."""
         bases = {item.base_version for item in partial.contributions.values()}
         if not bases or bases != partial.groups.keys():
-            return "groups and contributions do not match"
+            return Reason.PARTIAL, "groups and contributions do not match"
         if max(bases) > self.checkpoint.version:
-            return f"base version {max(bases)} is ahead of {self.checkpoint.version}"
+            reason = f"base version {max(bases)} is ahead of {self.checkpoint.version}"
+            return Reason.BASE_AHEAD, reason
         if len(self.open.contributions) + len(partial.contributions) > CONTRIBUTIONS_MAX:
-            return "the open version is full"
+            return Reason.FULL, "the open version is full"
         for base, group in partial.groups.items():
             mine = self.open.groups.get(base)
             if group.sums.shape != (self.gate.size,):
-                return f"sums of {group.sums.shape} do not fit the layout"
+                return Reason.PARTIAL, f"sums of {group.sums.shape} do not fit the layout"
             if mine is not None and mine.unit != group.unit:
-                return f"unit {group.unit} of base version {base} is not {mine.unit}"
-        return ""
+                reason = f"unit {group.unit} of base version {base} is not {mine.unit}"
+                return Reason.PARTIAL, reason
+        return None
 
     def _sync_is_due(self, now: float) -> bool:
         if self.members.sync is not None:

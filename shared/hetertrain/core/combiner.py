@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 
 from hetertrain import codec
 from hetertrain.core.aggregator import Pulled, SyncNotice, Tick, UpdateArrived, Waiting
-from hetertrain.core.gate import Gate, Outcome, Seen, Verdict
+from hetertrain.core.gate import Finding, Gate, Outcome, Reason, Seen, Verdict
 from hetertrain.core.members import FlushSettled, MemberGone, Members, MemberSeen
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
 from hetertrain.core.update import (
@@ -261,7 +261,8 @@ class Combiner:
         if isinstance(examined, Verdict):
             verdict = examined
         elif self.num_collected >= COLLECTED_MAX:
-            verdict = Verdict(update.node, update.seq, Outcome.REJECTED, "the inbox is full")
+            reason, finding = "the inbox is full", Finding(Reason.FULL, update.base_version)
+            verdict = Verdict(update.node, update.seq, Outcome.REJECTED, reason, finding=finding)
         else:
             if not self.has_room_for(1):
                 self.seal()

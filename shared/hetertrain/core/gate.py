@@ -14,7 +14,7 @@ from enum import StrEnum
 from hetertrain import codec
 from hetertrain.core.policy import Statistics
 from hetertrain.core.update import DELTA_MAX, Update
-from hetertrain.errors import PayloadError
+from hetertrain.errors import NonFiniteError, PayloadError
 
 NORM_LIMIT_MEDIANS = 30.0
 """A delta's norm may be this many times the running median (speeds differ by 10 and more, so do
@@ -38,6 +38,35 @@ class Outcome(StrEnum):
     """Not merged, because it is malformed or implausible."""
 
 
+class Reason(StrEnum):
+    """Why an update or partial was not merged; stable, for programs."""
+
+    LAYOUT = "layout"
+    LINEAGE = "lineage"
+    COUNTS = "counts"
+    BASE_AHEAD = "base_ahead"
+    LAG = "lag"
+    PAYLOAD = "payload"
+    NON_FINITE = "non_finite"
+    TOO_LARGE = "too_large"
+    NORM = "norm"
+    FULL = "full"
+    KNOWN = "known"
+    PARTIAL = "partial"
+    CONTENT = "content"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a refusal rests on."""
+
+    code: Reason
+    base_version: int | None = None
+    measured: float | None = None
+    """What was over a limit; None: nothing was, or it is not a number."""
+    limit: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The application's acknowledgement of (node, seq)."""
@@ -50,6 +79,8 @@ class Verdict:
     """For a refused partial: the contributions that were merged before."""
     hold_until_clock: int = 0
     """The node is too far ahead: it waits for a version whose slowest clock is at least this."""
+    finding: Finding | None = None
+    """Of a refusal, for those who watch the aggregator; it does not travel."""
 
 
 @dataclass(slots=True)
@@ -145,40 +176,68 @@ class Gate:
         """
         refusal = self._refuse_header(update, version, statistics, seen)
         if refusal is not None:
-            return Verdict(update.node, update.seq, *refusal)
+            return refusal
         try:
             delta = codec.parse(update.payload, self.size)
+        except NonFiniteError as error:
+            return _quarantine(update, f"payload: {error}", Reason.NON_FINITE)
         except PayloadError as error:
-            return Verdict(update.node, update.seq, Outcome.QUARANTINED, f"payload: {error}")
-        reason = _implausible(delta, statistics[update.base_version])
-        if reason:
-            return Verdict(update.node, update.seq, Outcome.QUARANTINED, reason)
-        return delta
+            return _quarantine(update, f"payload: {error}", Reason.PAYLOAD)
+        return _implausible(update, delta, statistics[update.base_version]) or delta
 
     def _refuse_header(
         self, update: Update, version: int, statistics: Mapping[int, Statistics], seen: Seen
-    ) -> tuple[Outcome, str] | None:
+    ) -> Verdict | None:
+        base, lag = update.base_version, version - update.base_version
         if (update.node, update.seq) in seen:
-            return Outcome.DUPLICATE, ""
+            return Verdict(update.node, update.seq, Outcome.DUPLICATE)
         if update.layout != self.layout or len(update.integers) != self.integer_size:
-            return Outcome.REJECTED, f"layout {update.layout} is not the job's {self.layout}"
+            reason = f"layout {update.layout} is not the job's {self.layout}"
+            return _reject(update, reason, Reason.LAYOUT)
         if update.lineage != self.lineage:
-            return Outcome.REJECTED, f"base {update.lineage} is not of this run, {self.lineage}"
+            reason = f"base {update.lineage} is not of this run, {self.lineage}"
+            return _reject(update, reason, Reason.LINEAGE)
         if not 0 < update.examples <= EXAMPLES_MAX or not 0 < update.steps <= STEPS_MAX:
-            return Outcome.QUARANTINED, "examples and steps must be positive and plausible"
-        if update.base_version > version:
-            return Outcome.REJECTED, f"base version {update.base_version} is ahead of {version}"
-        if version - update.base_version > self.max_lag or update.base_version not in statistics:
-            return Outcome.REJECTED, f"lag {version - update.base_version} is over {self.max_lag}"
+            reason = "examples and steps must be positive and plausible"
+            return _quarantine(update, reason, Reason.COUNTS)
+        if lag < 0:
+            return _reject(update, f"base version {base} is ahead of {version}", Reason.BASE_AHEAD)
+        if lag > self.max_lag or base not in statistics:
+            reason = f"lag {lag} is over {self.max_lag}"
+            return _reject(update, reason, Reason.LAG, lag, self.max_lag)
         return None
 
 
-def _implausible(delta: codec.Decoded, statistics: Statistics) -> str:
+def _reject(
+    update: Update,
+    reason: str,
+    code: Reason,
+    measured: float | None = None,
+    limit: float | None = None,
+) -> Verdict:
+    finding = Finding(code, update.base_version, measured, limit)
+    return Verdict(update.node, update.seq, Outcome.REJECTED, reason, finding=finding)
+
+
+def _quarantine(
+    update: Update,
+    reason: str,
+    code: Reason,
+    measured: float | None = None,
+    limit: float | None = None,
+) -> Verdict:
+    finding = Finding(code, update.base_version, measured, limit)
+    return Verdict(update.node, update.seq, Outcome.QUARANTINED, reason, finding=finding)
+
+
+def _implausible(update: Update, delta: codec.Decoded, statistics: Statistics) -> Verdict | None:
     peak = delta.peak()
     if not peak <= DELTA_MAX:
-        return f"a delta of {peak:g} is over {DELTA_MAX:g}, or not finite"
+        reason = f"a delta of {peak:g} is over {DELTA_MAX:g}, or not finite"
+        return _quarantine(update, reason, Reason.TOO_LARGE, peak, DELTA_MAX)
     limit = NORM_LIMIT_MEDIANS * statistics.norm_median
     norm = delta.norm()
     if limit > 0 and not norm <= limit:
-        return f"norm {norm:g} is over {limit:g}, {NORM_LIMIT_MEDIANS:g} times the usual"
-    return ""
+        reason = f"norm {norm:g} is over {limit:g}, {NORM_LIMIT_MEDIANS:g} times the usual"
+        return _quarantine(update, reason, Reason.NORM, norm, limit)
+    return None

@@ -189,7 +189,9 @@ class Downlink:
             message, payload = unpack(frame)
             self._take(topic, message, payload, now)
         except FrameError as error:
-            self._events.append(FrameRefused(error.reason, str(error)))
+            sender = _sender(topic)
+            known = sender if topics.is_name(sender) else ""
+            self._events.append(FrameRefused(error.reason, str(error), known))
         return self.tick(now)
 
     def tick(self, now: float) -> DownlinkReady:
@@ -209,7 +211,7 @@ class Downlink:
         self._send.append(Outgoing(topic, pack(message, payload)))
 
     def _take(self, topic: str, message: Message, payload: memoryview, now: float) -> None:
-        sender = topic.rsplit("/", 2)[1 if topic.endswith("/state") else 2]
+        sender = _sender(topic)
         if getattr(message, "node", sender) != sender:
             raise FrameError("identity", f"{sender} sent a message in another node's name")
         if sender in self._heard_at:
@@ -300,3 +302,8 @@ class Downlink:
         if not self.num_parameters:
             return 0
         return CONTENT_GROUPS_MAX * 8 * self.num_parameters + HEADER_BYTES_MAX + (1 << 20)
+
+
+def _sender(topic: str) -> str:
+    """Return the node whose topic it is; the broker lets nobody else publish there."""
+    return topic.rsplit("/", 2)[1 if topic.endswith("/state") else 2]

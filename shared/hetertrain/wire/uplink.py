@@ -143,6 +143,8 @@ class FrameRefused:
 
     reason: str
     detail: str
+    node: str = ""
+    """On whose topic it came; empty: not known, or not a node's."""
 
 
 @dataclass(frozen=True, slots=True)

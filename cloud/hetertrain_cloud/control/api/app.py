@@ -18,10 +18,14 @@ from hetertrain.logging import get_logger
 from hetertrain_cloud.control.api import (
     accounts,
     actions,
+    attention,
+    configuration,
     enrolment,
     filters,
     fleet,
     nodes,
+    quarantine,
+    versions,
     watch,
     work,
 )
@@ -35,7 +39,20 @@ from hetertrain_cloud.control.api.convention import (
 from hetertrain_cloud.control.plane import ControlPlane
 from hetertrain_cloud.control.problems import ProblemError
 
-PARTS = (accounts, filters, enrolment, nodes, actions, fleet, work, watch)
+PARTS = (
+    accounts,
+    filters,
+    enrolment,
+    nodes,
+    actions,
+    fleet,
+    work,
+    versions,
+    quarantine,
+    attention,
+    configuration,
+    watch,
+)
 BODY_BYTES_MAX = 64 << 10
 HEADERS = {
     "X-Content-Type-Options": "nosniff",

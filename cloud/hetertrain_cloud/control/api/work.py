@@ -1,14 +1,12 @@
-"""Jobs and their versions."""
+"""Jobs."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path as FilePath
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Response
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, Path, Response
 from pydantic import Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session as Transaction
@@ -24,30 +22,38 @@ from hetertrain_cloud.control.api.convention import (
     Limit,
     Name,
     NameCursor,
-    NumberCursor,
     Page,
     Plane,
     check_revision,
     listed,
     once,
-    page_of,
     problems,
     set_etag,
     shown_as,
 )
-from hetertrain_cloud.control.models import kept, model_file
 from hetertrain_cloud.control.operators import Principal
 from hetertrain_cloud.control.plane import ControlPlane
-from hetertrain_cloud.control.problems import not_found
 from hetertrain_cloud.control.tables import Job
 from hetertrain_cloud.history import JobHistory
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
-METRICS_MAX = 5000
 RATE_SECONDS = 3600.0
 RATE_VERSIONS = 50
 JobName = Annotated[Name, Path(description="the job's name")]
-VersionNumber = Annotated[int, Path(ge=0, lt=1 << 62, description="the version")]
+
+
+class JobForm(Body):
+    """What a form for jobs needs."""
+
+    specification: dict[str, Any] = Field(
+        description="JSON Schema of a specification: each option with description, default and "
+        "bounds",
+        examples=[{"properties": {"policy": {"default": "sap"}}}],
+    )
+    presets: dict[str, dict[str, float | int | None]] = Field(
+        description="what each scheme has where the specification says nothing (null: never)",
+        examples=[{"sap": {"sync_seconds": 20.0, "cut_fraction": 0.25}}],
+    )
 
 
 class WaitingFor(Body):
@@ -152,49 +158,12 @@ class JobCreation(Body):
     specification: rules.JobSpecification
 
 
-class Contribution(Body):
-    """An update that went into a version."""
-
-    node: str
-    seq: int
-    base_version: int
-    lag: int
-    examples: int
-    steps: int
-    weight: float | None = Field(
-        description="what it counted for: its examples after cap, step factor and discount for "
-        "its lag; null: not noted",
-        examples=[87.5],
-    )
-    share: float | None = Field(
-        description="its weight as a share of all the version's; null: not noted", examples=[0.04]
-    )
-
-
-class VersionShown(Body):
-    """A version of a job's model."""
-
-    version: int
-    at: datetime | None = Field(description="when it was made; null: unknown")
-    seconds: float | None = Field(
-        description="since the version before; null: unknown", examples=[2.1]
-    )
-    elapsed_seconds: float | None = Field(description="since the first node; null: unknown")
-    sync: int | None = Field(description="the synchronisation that ended with it, if any")
-    lineage: str
-    digest: str
-    rolled_back_to: int | None = Field(description="it is the model of this version again")
-    metrics: dict[str, float] | None
-    num_updates: int
-    num_nodes: int = Field(description="whose updates went into it", examples=[23])
-    is_kept: bool = Field(description="its model can be had, and rolled back to")
-    is_promoted: bool
-
-
-class VersionWithContributions(VersionShown):
-    """A version, and what went into it."""
-
-    contributions: list[Contribution]
+@router.get("/job-schema", responses=problems(*ALWAYS))
+def show_job_schema(caller: Caller) -> JobForm:
+    """Describe what can be chosen for a job, for forms; keys in TOML files are the same."""
+    caller.require("jobs:read")
+    schema = rules.JobSpecification.model_json_schema()
+    return JobForm(specification=schema, presets=rules.presets())
 
 
 @router.get("/jobs", responses=problems(*ALWAYS))
@@ -210,7 +179,7 @@ def list_jobs(
             query,
             limit,
             lambda job: job.name,
-            lambda job: _job(plane, transaction, job),
+            lambda job: job_shown(plane, transaction, job),
         )
 
 
@@ -227,7 +196,7 @@ def create_job(
             caller,
             idempotency_key,
             ("create_job", body),
-            lambda: _job(
+            lambda: job_shown(
                 plane,
                 transaction,
                 rules.create(
@@ -248,9 +217,9 @@ def show_job(name: JobName, caller: Caller, plane: Plane, response: Response) ->
     """Show a job, and what it waits for."""
     caller.require("jobs:read")
     with plane.database.read() as transaction:
-        job = _find(transaction, name)
+        job = rules.require(transaction, name)
         set_etag(response, job.revision)
-        return _job(plane, transaction, job)
+        return job_shown(plane, transaction, job)
 
 
 @router.put("/jobs/{name}", responses=problems(*ALWAYS, 404, 409, 412, 428))
@@ -268,7 +237,7 @@ def change_job(
         job = rules.find(transaction, name)
         check_revision(if_match, job.revision)
         rules.change(transaction, job, body, caller.name, plane.now())
-        shown = _job(plane, transaction, job)
+        shown = job_shown(plane, transaction, job)
     plane.access_changed.set()
     set_etag(response, job.revision)
     return shown
@@ -296,142 +265,11 @@ def _order(name: str, action: str, caller: Principal, plane: ControlPlane) -> Jo
     caller.require("jobs:write")
     with plane.database.begin() as transaction:
         job = rules.order(transaction, name, action, caller.name, plane.now())
-        return _job(plane, transaction, job)
+        return job_shown(plane, transaction, job)
 
 
-@router.get("/jobs/{name}/versions", responses=problems(*ALWAYS, 404), tags=["versions"])
-def list_versions(
-    name: JobName, caller: Caller, plane: Plane, limit: Limit = 50, cursor: NumberCursor = None
-) -> Page[VersionShown]:
-    """List a job's versions, newest first."""
-    caller.require("versions:read")
-    with plane.database.read() as transaction:
-        job = _find(transaction, name)
-    rows = plane.history(name).page(cursor, limit + 1)
-    items, next_cursor = page_of(rows, limit, lambda row: int(row["version"]))
-    having = kept(plane.jobs_directory / name)
-    return Page(
-        items=[VersionShown.model_validate(_version(job, row, having)) for row in items],
-        next_cursor=next_cursor,
-    )
-
-
-@router.get("/jobs/{name}/metrics", responses=problems(*ALWAYS, 404), tags=["versions"])
-def list_metrics(
-    name: JobName,
-    caller: Caller,
-    plane: Plane,
-    limit: Annotated[
-        int, Query(ge=1, le=METRICS_MAX, description="the newest so many, without points")
-    ] = 500,
-    points: Annotated[
-        int | None,
-        Query(
-            ge=2,
-            le=METRICS_MAX,
-            description="all of the job's, thinned evenly to so many at most; limit does not count",
-        ),
-    ] = None,
-) -> list[Measurement]:
-    """List a job's measurements, oldest first, to be drawn."""
-    caller.require("versions:read")
-    with plane.database.read() as transaction:
-        _find(transaction, name)
-    history = plane.history(name)
-    rows = history.metrics(limit) if points is None else history.thinned_metrics(points)
-    return [_measurement(row) for row in rows]
-
-
-@router.get("/jobs/{name}/versions/{version}", responses=problems(*ALWAYS, 404), tags=["versions"])
-def show_version(
-    name: JobName, version: VersionNumber, caller: Caller, plane: Plane
-) -> VersionWithContributions:
-    """Show a version and the updates that went into it."""
-    caller.require("versions:read")
-    with plane.database.read() as transaction:
-        job = _find(transaction, name)
-    row = plane.history(name).row(version)
-    if row is None:
-        raise not_found("version", version)
-    shown = _version(job, row, kept(plane.jobs_directory / name))
-    contributions = _contributions(version, row["contributions"])
-    return VersionWithContributions.model_validate(shown | {"contributions": contributions})
-
-
-@router.get(
-    "/jobs/{name}/versions/{version}/model",
-    response_class=FileResponse,
-    responses=problems(
-        *ALWAYS,
-        400,
-        404,
-        416,
-        also={
-            200: {
-                "description": "the model, safetensors; honours Range and If-Range",
-                "content": {"application/octet-stream": {}},
-            },
-            206: {"description": "a part of it", "content": {"application/octet-stream": {}}},
-        },
-    ),
-    tags=["versions"],
-)
-def download_model(
-    name: JobName, version: VersionNumber, caller: Caller, plane: Plane
-) -> FileResponse:
-    """Download a version's model as safetensors."""
-    caller.require("versions:read")
-    path = _require_model(plane, name, version)
-    return FileResponse(path, media_type="application/octet-stream", filename=f"{name}-{path.name}")
-
-
-@router.post(
-    "/jobs/{name}/versions/{version}/promote",
-    responses=problems(*ALWAYS, 404),
-    tags=["versions"],
-)
-def promote_version(
-    name: JobName, version: VersionNumber, caller: Caller, plane: Plane
-) -> JobShown:
-    """Keep a version's model for good."""
-    caller.require("versions:write")
-    _require_model(plane, name, version, is_promoted=True)
-    with plane.database.begin() as transaction:
-        job = rules.promote(transaction, name, version, caller.name, plane.now())
-        return _job(plane, transaction, job)
-
-
-@router.post(
-    "/jobs/{name}/versions/{version}/rollback",
-    responses=problems(*ALWAYS, 404),
-    tags=["versions"],
-)
-def roll_back(name: JobName, version: VersionNumber, caller: Caller, plane: Plane) -> JobShown:
-    """Go on from an older version: its model becomes the job's next version, in a new lineage."""
-    caller.require("versions:write")
-    _require_model(plane, name, version)
-    with plane.database.begin() as transaction:
-        job = rules.roll_back(transaction, name, version, caller.name, plane.now())
-        return _job(plane, transaction, job)
-
-
-def _require_model(
-    plane: ControlPlane, name: str, version: int, *, is_promoted: bool = False
-) -> FilePath:
-    """Return a version's model; writing it takes a while, so no transaction is open meanwhile."""
-    with plane.database.read() as transaction:
-        _find(transaction, name)
-    return model_file(plane.jobs_directory / name, version, is_promoted=is_promoted)
-
-
-def _find(transaction: Transaction, name: str) -> Job:
-    job = transaction.get(Job, name)
-    if job is None:
-        raise not_found("job", name)
-    return job
-
-
-def _job(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
+def job_shown(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
+    """Describe a job as it is now."""
     eligible, online = plane.crew(transaction, job)
     code, text = plane.waiting_for(job, eligible, online)
     history = plane.history(job.name)
@@ -445,7 +283,7 @@ def _job(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
         waiting_for={"code": code, "text": text},
         nodes_eligible=eligible,
         nodes_online=online,
-        newest=_measurement(newest[-1]) if newest else None,
+        newest=measurement(newest[-1]) if newest else None,
         on_nodes=[
             OnNodes(metric=name, mean=fmean(values), least=min(values), nodes=len(values))
             for name, values in sorted(plane.live.metrics(job.name).items())
@@ -465,49 +303,17 @@ def _versions_per_hour(history: JobHistory, now: datetime) -> float | None:
     return round(num * RATE_SECONDS / seconds, 1) if seconds > 0 else None
 
 
-def _measurement(row: dict[str, Any]) -> Measurement:
+def measurement(row: dict[str, Any]) -> Measurement:
+    """Describe a measurement by its row in the history."""
     return Measurement(
         version=row["version"],
-        at=_moment(row.get("at")),
+        at=moment(row.get("at")),
         elapsed_seconds=row["elapsed_seconds"],
         uplink_bytes=row.get("uplink_bytes"),
         metrics=row["metrics"],
     )
 
 
-def _contributions(version: int, rows: list[list[Any]]) -> list[Contribution]:
-    """Describe what a version was made of; older rows have no weights."""
-    total = sum(row[5] for row in rows if len(row) > 5)
-    return [
-        Contribution(
-            node=node,
-            seq=seq,
-            base_version=base,
-            lag=version - 1 - base,
-            examples=examples,
-            steps=steps,
-            weight=weight[0] if weight else None,
-            share=round(weight[0] / total, 6) if weight and total else None,
-        )
-        for node, seq, base, examples, steps, *weight in rows
-    ]
-
-
-def _moment(at: float | None) -> datetime | None:
+def moment(at: float | None) -> datetime | None:
     """Return a time that a history has in seconds since 1970."""
     return None if at is None else datetime.fromtimestamp(at, UTC)
-
-
-def _version(job: Job, row: dict[str, Any], having: set[int]) -> dict[str, Any]:
-    same = (
-        *("version", "seconds", "elapsed_seconds", "sync", "lineage", "digest"),
-        *("rolled_back_to", "metrics"),
-    )
-    contributions = row["contributions"]
-    return {name: row.get(name) for name in same} | {
-        "at": _moment(row.get("at")),
-        "num_updates": len(contributions),
-        "num_nodes": len({item[0] for item in contributions}),
-        "is_kept": row["version"] in having,
-        "is_promoted": row["version"] in job.promoted,
-    }

@@ -1,0 +1,132 @@
+"""What needs a human is said with its severity and what to do; what is well is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from hetertrain_cloud.control.alerts import JobSituation, Names, Situation, alerts
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LONG_AGO = NOW - timedelta(days=1)
+EVERY_2_SECONDS = tuple(NOW.timestamp() - 2.0 * back for back in range(20, 0, -1))
+JOB = JobSituation(
+    name="driving",
+    wanted="running",
+    state="running",
+    changed_at=LONG_AGO,
+    times=EVERY_2_SECONDS,
+    waiting_code="updates",
+    waiting_text="3 nodes' updates needed, 1 present",
+)
+WELL = Situation(
+    now=NOW,
+    jobs=(JOB,),
+    authority_expires_at=NOW + timedelta(days=3000),
+    certificates=(("the API", NOW + timedelta(days=60)),),
+    disk_free_share=0.5,
+)
+
+
+def job(**changes: object) -> dict[str, object]:
+    return {"jobs": (replace(JOB, **changes),)}  # type: ignore[arg-type]
+
+
+def ago(seconds: float) -> tuple[float, ...]:
+    return tuple(at - seconds for at in EVERY_2_SECONDS)
+
+
+TABLE: list[tuple[str, dict[str, object], list[tuple[str, str, str]]]] = [
+    ("all is well", {}, []),
+    ("broker", {"broker_error": "refused"}, [("critical", "broker_unreachable", "")]),
+    ("rules", {"access_error": "no plugin"}, [("critical", "access_outdated", "")]),
+    ("no job", {"jobs": ()}, [("info", "no_job", "")]),
+    ("failed", job(state="failed", reason="boom"), [("critical", "job_failed", "driving")]),
+    (
+        "failed lately",
+        job(restarts=2, changed_at=NOW - timedelta(minutes=1)),
+        [("warning", "job_restarted", "driving")],
+    ),
+    ("failed long ago", job(restarts=2), []),
+    ("disk of a job", job(waiting_code="store"), [("critical", "store_failed", "driving")]),
+    (
+        "silent",
+        job(waiting_code="aggregator_starting"),
+        [("critical", "aggregator_silent", "driving")],
+    ),
+    ("starting", job(waiting_code="aggregator_starting", changed_at=NOW), []),
+    (
+        "no nodes",
+        job(waiting_code="no_active_nodes", times=()),
+        [("warning", "job_without_nodes", "driving")],
+    ),
+    ("slower than usual", job(times=ago(50)), []),
+    ("stalled", job(times=ago(90)), [("warning", "job_stalled", "driving")]),
+    ("stalled, but started a moment ago", job(times=ago(90), changed_at=NOW), []),
+    ("seldom by nature", job(times=tuple(500.0 * n for n in range(20)), changed_at=NOW), []),
+    ("no version yet", job(times=()), [("warning", "job_stalled", "driving")]),
+    ("paused", job(wanted="paused", state="paused", times=ago(9000)), []),
+    (
+        "without the broker",
+        {"broker_error": "x"} | job(times=ago(90)),
+        [("critical", "broker_unreachable", "")],
+    ),
+    (
+        "refused",
+        job(refused=(("norm", 3, Names(1, ("car-1",))), ("lag", 1, Names()))),
+        [("warning", "updates_refused", "driving"), ("warning", "updates_refused", "driving")],
+    ),
+    ("pending", {"pending": Names(1, ("car-1",))}, [("warning", "nodes_pending", "car-1")]),
+    ("expiring", {"expiring": Names(7, ("a", "b"))}, [("warning", "certificates_expiring", "")]),
+    ("unseen", {"unseen": Names(7, ("a", "b"))}, [("warning", "nodes_unseen", "")]),
+    ("claim", {"claims": (("c1", NOW),)}, [("info", "claim_expiring", "c1")]),
+    (
+        "authority",
+        {"authority_expires_at": NOW + timedelta(days=80)},
+        [("warning", "authority_expiring", "")],
+    ),
+    (
+        "authority, soon",
+        {"authority_expires_at": NOW + timedelta(days=10)},
+        [("critical", "authority_expiring", "")],
+    ),
+    (
+        "own certificates",
+        {"certificates": (("the API", NOW + timedelta(days=10)), ("control", NOW))},
+        [
+            ("critical", "server_certificate_expiring", "control"),
+            ("warning", "server_certificate_expiring", "the API"),
+        ],
+    ),
+    ("disk", {"disk_free_share": 0.09}, [("warning", "disk_low", "")]),
+    ("disk, soon", {"disk_free_share": 0.01}, [("critical", "disk_low", "")]),
+    ("disk not known", {"disk_free_share": None}, []),
+    ("no admin", {"has_admin": False}, [("warning", "no_admin", "")]),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"), [row[1:] for row in TABLE], ids=[r[0] for r in TABLE]
+)
+def test_what_needs_a_human_is_said(
+    changes: dict[str, object], expected: list[tuple[str, str, str]]
+) -> None:
+    found = alerts(replace(WELL, **changes))  # type: ignore[arg-type]
+    assert [(alert.severity, alert.code, alert.name) for alert in found] == expected
+    for alert in found:
+        assert alert.text.endswith(".")
+        assert alert.advice.endswith(".")
+
+
+def test_the_most_severe_comes_first() -> None:
+    found = alerts(
+        replace(WELL, jobs=(), disk_free_share=0.05, broker_error="refused", has_admin=False)
+    )
+    assert [alert.severity for alert in found] == ["critical", "warning", "warning", "info"]
+
+
+def test_many_names_are_cut_short() -> None:
+    assert str(Names(7, ("a", "b"))) == "a, b and 5 more"
+    assert str(Names(1, ("a",))) == "a"
