@@ -13,6 +13,7 @@ from hetertrain.arrays import load_initial
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.update import Checkpoint
 from hetertrain_cloud.evaluator import Evaluated, Evaluator
+from hetertrain_cloud.history import Progress
 
 
 class Evaluation(Protocol):
@@ -21,7 +22,7 @@ class Evaluation(Protocol):
     def start(self) -> None:
         """Begin."""
 
-    def offer(self, checkpoint: Checkpoint, elapsed_seconds: float) -> None:
+    def offer(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """Ask for an evaluation; never blocks."""
 
     def stop(self) -> None:
@@ -34,7 +35,7 @@ class NoEvaluation:
     def start(self) -> None:
         """Do nothing."""
 
-    def offer(self, checkpoint: Checkpoint, elapsed_seconds: float) -> None:
+    def offer(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """Do nothing."""
 
     def stop(self) -> None:

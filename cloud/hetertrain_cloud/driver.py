@@ -12,7 +12,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from structlog.typing import FilteringBoundLogger
 
@@ -38,7 +40,7 @@ from hetertrain.wire.contents import JobTerms
 from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import AggregatorStatus
 from hetertrain_cloud.checkpoints import ROLLBACK_FILE, CheckpointStore, read_model
-from hetertrain_cloud.history import VERSIONS_FILE, append_line, whole_lines
+from hetertrain_cloud.history import VERSIONS_FILE, Progress, append_line, last_line
 from hetertrain_cloud.journal import repeat, restored, write_record
 
 CHECKPOINT_CUTS = 10
@@ -61,14 +63,16 @@ class JobDriver:
         directory: Path,
         keep_journal: bool = False,
         link: Link,
-        on_version: Callable[[Release, float], None],
+        on_version: Callable[[Release, Progress], None],
+        wall_seconds: Callable[[], float],
         log: FilteringBoundLogger,
     ) -> None:
         """Take up the job where its state in ``directory`` stands, else with ``initial`` as version
         0 of a new ``lineage``, a name that no run of this job ever had.
 
-        ``on_version`` hears of the first version and each new one, and how many seconds after the
-        first node it came. ``keep_journal`` keeps every update, so that a replay can repeat the
+        ``on_version`` hears of the first version and each new one, and how far the job had come by
+        then. ``wall_seconds`` is the time of day, in seconds since 1970; it is written down, and
+        nothing depends on it. ``keep_journal`` keeps every update, so that a replay can repeat the
         whole job.
 
         Raises:
@@ -78,6 +82,7 @@ class JobDriver:
         self._directory = directory
         self._keep_journal = keep_journal
         self._on_version = on_version
+        self._wall_seconds = wall_seconds
         self._log = log
         self.updates_by_lag: Counter[int] = Counter()
         self._began_at: float | None = None
@@ -92,6 +97,7 @@ class JobDriver:
         self._store = CheckpointStore(directory / "checkpoints", layout, keep_first=keep_journal)
         self._inbox = Inbox(directory / "inbox.db")
         self.cell = Cell(downlink, link, self._take_cell, log)
+        downlink.traffic.resume(self._last_row().get("traffic", {}))
         self.machine = self._recover(initial, policy, weights, lineage)
         self._saved_version = self.machine.checkpoint.version
 
@@ -146,7 +152,8 @@ class JobDriver:
         gate = Gate(layout.digest, layout.size, layout.integer_size, policy.max_lag, lineage)
         machine = Aggregator(gate, policy, weights, checkpoint, layout.buffers())
         self._store.save(checkpoint, machine.snapshot(), machine.arrays())
-        self._note_version(Release(checkpoint, None, ()), lineage, None, older.version)
+        release, progress = Release(checkpoint, None, ()), self._progress(0.0)
+        self._note_version(release, lineage, progress, older.version)
         path.unlink()
         self._log.warning("rolled_back", version=version, rolled_back_to=older.version)
         return machine
@@ -192,7 +199,7 @@ class JobDriver:
     def _begin(self, now: float) -> None:
         """Start the clock of the job's history with the first node."""
         self._began_at = now
-        self._on_version(Release(self.machine.checkpoint, None, ()), 0.0)
+        self._on_version(Release(self.machine.checkpoint, None, ()), self._progress(now))
 
     def _step(self, event: Event, now: float) -> None:
         self._mark = self.machine.checkpoint.version
@@ -224,8 +231,9 @@ class JobDriver:
     def _release(self, release: Release, now: float) -> None:
         checkpoint = release.checkpoint
         if release.contributions:
-            self._note_version(release, self.machine.gate.lineage, self._elapsed_seconds(now))
-            self._on_version(release, self._elapsed_seconds(now))
+            progress = self._progress(now)
+            self._note_version(release, self.machine.gate.lineage, progress)
+            self._on_version(release, progress)
         self.cell.release(checkpoint, release.sync, self._terms(), now)
         is_due = (
             release.sync is not None or checkpoint.version >= self._saved_version + CHECKPOINT_CUTS
@@ -258,16 +266,22 @@ class JobDriver:
     def _elapsed_seconds(self, now: float) -> float:
         return 0.0 if self._began_at is None else now - self._began_at
 
+    def _progress(self, now: float) -> Progress:
+        traffic = self.cell.downlink.traffic
+        return Progress(self._elapsed_seconds(now), self._wall_seconds(), traffic.uplink_bytes)
+
     def _noted_version(self) -> int:
         """Return the newest version in the history; a crash may have come before its line."""
-        lines = whole_lines(self._directory / VERSIONS_FILE)
-        return int(json.loads(lines[-1])["version"]) if lines else 0
+        return int(self._last_row().get("version", 0))
+
+    def _last_row(self) -> dict[str, Any]:
+        return dict(json.loads(last_line(self._directory / VERSIONS_FILE) or "{}"))
 
     def _note_version(
         self,
         release: Release,
         lineage: str,
-        elapsed_seconds: float | None,
+        progress: Progress | None,
         rolled_back_to: int | None = None,
     ) -> None:
         """Append the version's history: when (None: unknown after a crash), and from whom."""
@@ -275,16 +289,19 @@ class JobDriver:
         lags = [version - 1 - item.base_version for item in release.contributions]
         self.updates_by_lag.update(lags)
         self._log.info("version_cut", version=version, updates=len(lags), sync=release.sync)
+        weights = [round(weight, 3) for weight in release.weights]
         row = {
             "version": version,
-            "elapsed_seconds": elapsed_seconds,
+            "at": None if progress is None else round(progress.at, 3),
+            "elapsed_seconds": None if progress is None else progress.elapsed_seconds,
             "sync": release.sync,
             "lineage": lineage,
             "digest": release.checkpoint.digest(),
             "rolled_back_to": rolled_back_to,
+            "traffic": asdict(self.cell.downlink.traffic),
             "contributions": [
-                [item.node, item.seq, item.base_version, item.examples, item.steps]
-                for item in release.contributions
+                [item.node, item.seq, item.base_version, item.examples, item.steps, weight]
+                for item, weight in zip(release.contributions, weights, strict=True)
             ],
         }
         append_line(self._directory / VERSIONS_FILE, row)
@@ -308,4 +325,9 @@ class JobDriver:
             refused=dict(self.cell.refused),
             waiting_code=waiting.code,
             waiting_for=waiting.text[:500],
+            num_parameters=self._layout.size,
+            cut_in_seconds=machine.seconds_to_cut(now),
+            nodes_for_cut=machine.nodes_for_cut,
+            nodes_in_cut=len(machine.open.nodes()),
+            **asdict(self.cell.downlink.traffic),
         )

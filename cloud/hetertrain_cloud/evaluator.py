@@ -13,6 +13,7 @@ from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.update import Checkpoint
 from hetertrain.logging import get_logger
 from hetertrain.task import Task, write_tensors
+from hetertrain_cloud.history import Progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The metrics of a version that was made ``elapsed_seconds`` after training began."""
+    """The metrics of a version, and how far the job had come when it was made."""
 
     version: int
-    elapsed_seconds: float
+    progress: Progress
     metrics: dict[str, float]
 
 
@@ -45,13 +46,13 @@ class Evaluator(threading.Thread):
         self._layout = layout
         self._on_result = on_result
         self._condition = threading.Condition()
-        self._next: tuple[Checkpoint, float] | None = None
+        self._next: tuple[Checkpoint, Progress] | None = None
         self._is_stopping = False
 
-    def offer(self, checkpoint: Checkpoint, elapsed_seconds: float) -> None:
+    def offer(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """Ask for an evaluation; never blocks."""
         with self._condition:
-            self._next = (checkpoint, elapsed_seconds)
+            self._next = (checkpoint, progress)
             self._condition.notify()
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
@@ -68,9 +69,9 @@ class Evaluator(threading.Thread):
                 self._condition.wait_for(lambda: self._next is not None or self._is_stopping)
                 if self._next is None:
                     return
-                (checkpoint, elapsed_seconds), self._next = self._next, None
+                (checkpoint, progress), self._next = self._next, None
             try:
-                result = self.evaluate(checkpoint, elapsed_seconds)
+                result = self.evaluate(checkpoint, progress)
             except Exception as error:  # the user's code may raise anything
                 get_logger().error(
                     "evaluation_failed", version=checkpoint.version, error=repr(error)
@@ -78,9 +79,9 @@ class Evaluator(threading.Thread):
             else:
                 self._on_result(result)
 
-    def evaluate(self, checkpoint: Checkpoint, elapsed_seconds: float) -> Evaluated:
+    def evaluate(self, checkpoint: Checkpoint, progress: Progress) -> Evaluated:
         """Measure one version."""
         tensors = self._layout.unflatten(checkpoint.vector, checkpoint.integers)
         write_tensors(self._model, tensors)
         metrics = self._task.evaluate(self._model, None)
-        return Evaluated(checkpoint.version, elapsed_seconds, metrics)
+        return Evaluated(checkpoint.version, progress, metrics)

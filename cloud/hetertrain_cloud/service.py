@@ -141,7 +141,10 @@ class AggregatorService:
             directory=settings.directory,
             keep_journal=settings.keep_journal,
             link=self._connection,
-            on_version=lambda release, elapsed: self._evaluation.offer(release.checkpoint, elapsed),
+            on_version=lambda release, progress: self._evaluation.offer(
+                release.checkpoint, progress
+            ),
+            wall_seconds=time.time,
             log=self._log,
         )
 
@@ -243,7 +246,9 @@ class AggregatorService:
             self._times_held = self._times_held + 1 if self._stop_rule.holds(event.metrics) else 0
         row = {
             "version": event.version,
-            "elapsed_seconds": round(event.elapsed_seconds, 3),
+            "at": round(event.progress.at, 3),
+            "elapsed_seconds": round(event.progress.elapsed_seconds, 3),
+            "uplink_bytes": event.progress.uplink_bytes,
             "metrics": event.metrics,
         }
         try:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, deque
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -484,6 +484,8 @@ class GatewayDriver:
                 doing=f"{doing}; {self.own_work}"[:500] if self.own_work else doing,
                 waiting_for=self._waiting_for(now).text[:500],
                 updates=self.num_partials,
+                backlog_updates=self._inbox.num_records,
+                backlog_bytes=self._inbox.num_bytes,
                 bytes_up=self._north.bytes_up,
                 bytes_down=self._north.bytes_down,
             )
@@ -510,6 +512,9 @@ class GatewayDriver:
             refused=dict(self.cell.refused),
             waiting_code=waiting.code,
             waiting_for=waiting.text[:500],
+            num_parameters=self.cell.downlink.num_parameters,
+            **asdict(self.cell.downlink.traffic),
+            local=self._local.number,
         )
 
     def keep(self, now: float) -> None:

@@ -5,10 +5,12 @@ One thread takes events of both connections from one mailbox.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,7 +20,14 @@ from hetertrain import codec
 from hetertrain.core.tiers import TIERS
 from hetertrain.errors import SettingsError, TransportError
 from hetertrain.logging import get_logger
-from hetertrain.service import BrokerSettings, Mailbox, Stop, first_state, node_claim
+from hetertrain.service import (
+    BrokerSettings,
+    Mailbox,
+    Stop,
+    first_state,
+    node_claim,
+    resident_mib,
+)
 from hetertrain.transport import mqtt
 from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.transport.database import own_directory
@@ -28,6 +37,7 @@ from hetertrain.wire.frames import NodeState, pack
 from hetertrain.wire.uplink import Outgoing, Uplink
 from hetertrain_edge.driver import GatewayDriver, Side
 from hetertrain_edge.own_work import OwnWork
+from hetertrain_edge.traffic import MonthTraffic
 
 STATUS_SECONDS = 1.0
 
@@ -73,6 +83,12 @@ class EdgeSettings(BrokerSettings):
     local_after_seconds: float = Field(
         30.0, ge=0, description="how long the cloud must be out of reach before that"
     )
+    latitude: float | None = Field(
+        None, ge=-90, le=90, description="where the gateway stands, in degrees, for maps"
+    )
+    longitude: float | None = Field(
+        None, ge=-180, le=180, description="where the gateway stands, in degrees, for maps"
+    )
     task: str | None = Field(
         None,
         description="train on this machine's own data too, as node NAME.own: the task as "
@@ -92,6 +108,8 @@ class EdgeSettings(BrokerSettings):
         """
         if self.south_embedded and self.south_host is not None:
             raise SettingsError("south_embedded makes the cell's broker: leave south_host unset")
+        if (self.latitude is None) is not (self.longitude is None):
+            raise SettingsError("latitude and longitude go together: set both or none")
         if self.south_port == 0 and not self.south_embedded:
             raise SettingsError("south_port 0 means a free port, for south_embedded only")
         credentials = (self.tls_ca_file, self.broker_username, self.authority_file)
@@ -142,7 +160,13 @@ class EdgeSettings(BrokerSettings):
         state = first_state(
             node=self.node, job=self.job, cell=topics.CLOUD_CELL, tier=self.tier, role="edge"
         )
-        return replace(state, active=0, label="gateway")
+        return replace(
+            state,
+            active=0,
+            label="gateway",
+            latitude=self.latitude,
+            longitude=self.longitude,
+        )
 
     @property
     def has_own_broker(self) -> bool:
@@ -209,6 +233,7 @@ class EdgeService:
             inbox_bytes_max=settings.inbox_mib_max << 20,
             local_after_seconds=settings.local_after_seconds if settings.local_versions else None,
         )
+        self._traffic = MonthTraffic(directory, self._log)
         self._status_at = 0.0
 
     def run(self) -> int:
@@ -242,10 +267,20 @@ class EdgeService:
             if now >= self._status_at:
                 self._status_at = now + STATUS_SECONDS
                 self._look_after_children(now)
+                self._count(now)
                 status = self._driver.status(now)
                 if status is not None:
                     topic = topics.status(self._settings.job, self._settings.node)
                     self._north.publish((Outgoing(topic, pack(status)),))
+
+    def _count(self, now: float) -> None:
+        """Have the next heartbeat say what this process uses."""
+        self._traffic.count(self._north.bytes_up + self._north.bytes_down, datetime.now())
+        self._traffic.save(now)
+        uplink = self._driver.uplink
+        uplink.report(
+            replace(uplink.state, month_bytes=self._traffic.num_bytes, rss_mib=resident_mib())
+        )
 
     def _look_after_children(self, now: float) -> None:
         """Start again what has ended."""
@@ -267,6 +302,7 @@ class EdgeService:
         self._north.publish((self._driver.uplink.will,))
         self._north.stop()
         self._south.stop()
+        self._traffic.save(math.inf)
         self._driver.keep(time.monotonic())
         self._driver.close()
         self._log.info("gateway_stopped", partials=self._driver.num_partials)

@@ -222,8 +222,8 @@ def _result(
     ]
     lags: dict[int, int] = {}
     for row in versions:
-        for _, _, base_version, _, _ in row["contributions"]:
-            lag = row["version"] - 1 - base_version
+        for contribution in row["contributions"]:
+            lag = row["version"] - 1 - contribution[2]
             lags[lag] = lags.get(lag, 0) + 1
     return RunResult(
         policy=policy,

@@ -28,6 +28,7 @@ from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import NodeState
 from hetertrain.wire.uplink import ModelReceived, Uplink
 from hetertrain_cloud.driver import JobDriver
+from hetertrain_cloud.history import Progress
 from hetertrain_edge.driver import GatewayDriver
 from hetertrain_lab.invariants import ViolationError
 from hetertrain_lab.network import (
@@ -82,7 +83,7 @@ class World(Protocol):
     def stepped(self, steps: int) -> None:
         """Count local steps."""
 
-    def version_made(self, release: Release, elapsed_seconds: float) -> None:
+    def version_made(self, release: Release, progress: Progress) -> None:
         """Note a version."""
 
     def update_stored(self, content: bytes) -> None:
@@ -286,6 +287,7 @@ class CloudProcess(Process):
             directory=self.directory,
             link=link,
             on_version=fleet.version_made,
+            wall_seconds=lambda: fleet.wall_milliseconds() / 1000,
             log=fleet.log,
         )
         fleet.cloud_recovered(self.driver.machine)

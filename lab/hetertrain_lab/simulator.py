@@ -34,7 +34,7 @@ from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, unpack_update
 from hetertrain.wire.frames import VerdictMessage, unpack
 from hetertrain.wire.uplink import ModelReceived
-from hetertrain_cloud.history import VERSIONS_FILE, whole_lines
+from hetertrain_cloud.history import VERSIONS_FILE, Progress, whole_lines
 from hetertrain_lab.invariants import (
     Ledger,
     ViolationError,
@@ -221,9 +221,9 @@ class SimulatedFleet:
         """Count local steps."""
         self.num_steps += steps
 
-    def version_made(self, release: Release, elapsed_seconds: float) -> None:
+    def version_made(self, release: Release, progress: Progress) -> None:
         """Check a version against its serial repetition, and measure it if it is time."""
-        del elapsed_seconds  # Its own clock: it begins with the first node.
+        del progress  # Its own clock: it begins with the first node.
         checkpoint = release.checkpoint
         if release.contributions:
             self._open_since = None

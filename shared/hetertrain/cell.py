@@ -171,10 +171,16 @@ class Cell:
                 self.refuse(reason, detail)
 
     def _take_content(self, received: ContentReceived, now: float) -> None:
+        num_bytes, num_parameters = len(received.content), self.downlink.num_parameters
         try:
             arrival = unpack_arrival(received.content, received.node)
         except FrameError as error:
+            self.downlink.traffic.came(num_bytes, 0, num_parameters)
             verdict = Verdict(received.node, received.seq, Outcome.QUARANTINED, str(error))
             self.answer((verdict,), now)
             return
+        num_updates = (
+            len(arrival.partial.contributions) if isinstance(arrival, PartialArrived) else 1
+        )
+        self.downlink.traffic.came(num_bytes, num_updates, num_parameters)
         self._on_event(arrival, now)

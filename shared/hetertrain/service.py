@@ -23,6 +23,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from pydantic import Field, SecretStr
 
+from hetertrain import __version__
 from hetertrain.config import Settings
 from hetertrain.core.tiers import TIERS
 from hetertrain.errors import FrameError, SettingsError
@@ -249,7 +250,18 @@ def first_state(*, node: str, job: str, cell: str, tier: str, role: str) -> Node
         topics.check_name(kind, name)
     if tier not in TIERS:
         raise SettingsError(f"tier {tier!r} is unknown: use one of {', '.join(TIERS)}")
-    return NodeState(node=node, job=job, cell=cell, tier=tier, role=role, is_online=True)
+    return NodeState(
+        node=node, job=job, cell=cell, tier=tier, role=role, is_online=True, agent=__version__
+    )
+
+
+def resident_mib() -> int:
+    """Return how much memory this process has, in MiB; 0: the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20))
 
 
 def node_claim(uplink: Uplink, endpoint: Endpoint) -> Claim:

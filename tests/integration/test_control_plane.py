@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +33,10 @@ from hetertrain_cloud.control.authority import Authority
 from hetertrain_cloud.control.problems import ProblemError
 from hetertrain_cloud.control.tables import Table
 from hetertrain_cloud.history import append_line
-from tests.control import PASSWORD, TASK, Bench, control_plane
-from tests.integration.postgres import Postgres
+from tests.control import PASSWORD, TASK, Bench
 
 EXAMPLES = 10
 JOB = {"name": "fleet", "specification": {"task": TASK}}
-
-
-@pytest.fixture(scope="module")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    server = Postgres(tmp_path_factory.mktemp("postgres") / "server")
-    yield server
-    server.stop()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def any_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    """For what a database decides."""
-    url = None
-    if request.param == "postgresql":
-        server: Postgres = request.getfixturevalue("postgres")
-        url = server.database(f"test_{abs(hash(request.node.name)) % 10**9}")
-    with control_plane(tmp_path, url) as bench:
-        yield bench
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with control_plane(tmp_path) as made:
-        yield made
 
 
 def code(response: Any) -> str:

@@ -220,6 +220,20 @@ def test_a_dry_run_shows_what_would_leave_and_leaves_no_trace(tmp_path: Path) ->
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(("shares", "shown_as"), [(True, [48.137, 11.576]), (False, [None, None])])
+def test_a_position_is_shown_as_it_would_leave_and_only_where_it_would(
+    shares: bool, shown_as: list[float | None], tmp_path: Path
+) -> None:
+    write_data(tmp_path)
+    place = {"Vehicle": {"CurrentLocation": {"Latitude": 48.13715, "Longitude": 11.57612}}}
+    file = tmp_path / "signals.json"
+    file.write_text(json.dumps(place))
+    more = ("--signals", f"file:{file}", "--steps", "1", *(["--share-position"] * shares))
+    command = ("vehicle", "inspect", *NODE, "--state-directory", str(tmp_path), "--json")
+    heartbeat = run(*command, *more)["heartbeat"]
+    assert [heartbeat["latitude"], heartbeat["longitude"]] == shown_as
+
+
 def test_a_payload_says_how_long_its_vector_is_and_cannot_say_too_much() -> None:
     payload = codec.encode(np.ones(300, np.float32), 100).payload
     assert announced_size(payload) == 300

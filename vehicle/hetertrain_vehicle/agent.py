@@ -24,7 +24,7 @@ from hetertrain.core.tiers import TIERS
 from hetertrain.core.worker import Trained, TrainOrder, Worker
 from hetertrain.errors import FrameError, StoreError, TrainError
 from hetertrain.logging import get_logger
-from hetertrain.service import Mailbox, Stop, node_claim
+from hetertrain.service import Mailbox, Stop, node_claim, resident_mib
 from hetertrain.transport import mqtt
 from hetertrain.transport.database import own_directory
 from hetertrain.transport.outbox import Outbox
@@ -33,9 +33,10 @@ from hetertrain.wire import topics
 from hetertrain.wire.frames import TrainCommand, TrainedReport, TrainerReady, TrainFailed
 from hetertrain.wire.uplink import Uplink
 from hetertrain_vehicle.budgets import Ledger
-from hetertrain_vehicle.driver import VehicleDriver
+from hetertrain_vehicle.driver import Circumstances, VehicleDriver
 from hetertrain_vehicle.link import Linked, VehicleLink
 from hetertrain_vehicle.permission import Permissions
+from hetertrain_vehicle.position import NAMES, coarse_position
 from hetertrain_vehicle.settings import VehicleSettings
 from hetertrain_vehicle.signals import SignalsHeard, SignalSource, SignalTable, open_source
 
@@ -135,6 +136,7 @@ class Agent:
         ledger = Ledger(settings.directory, settings.limits, self._log)
         table = SignalTable(settings.signals_seconds_max)
         self._permissions = Permissions(settings.train_when, settings.send_when, table, ledger)
+        self._table = table
         self._job_rules: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._source: SignalSource | None = None
         if settings.signals is not None:
@@ -269,13 +271,20 @@ class Agent:
         permissions, ledger = self._permissions, self._permissions.ledger
         wall = datetime.now()  # months and times of day are the owner's
         if self._source is not None:
-            self._source.want(permissions.names)
+            position = NAMES if self._settings.share_position else frozenset()
+            self._source.want(permissions.names | position)
         num_bytes = self._link.bytes_up + self._link.bytes_down
         network = permissions.network(now)
         ledger.count_bytes(network, num_bytes - self._bytes_counted, wall)
         self._bytes_counted = num_bytes
         permission = permissions.judge(network, now, wall)
-        self._driver.budgets = ledger.shown()
+        is_shared = self._settings.share_position
+        self._driver.circumstances = Circumstances(
+            budgets=ledger.shown(),
+            month_bytes=ledger.month_bytes,
+            rss_mib=resident_mib(),
+            position=coarse_position(self._table.known(now)) if is_shared else None,
+        )
         self._driver.permit(permission.train, now)
         self._use_link(permission.send, self._wanted_cell(now), now)
         self._save_ledger(now)

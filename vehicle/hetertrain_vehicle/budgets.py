@@ -119,6 +119,11 @@ class Ledger:
             self._disk_at = now
             self._disk_mib = _state_bytes(self._directory) / (1 << 20)
 
+    @property
+    def month_bytes(self) -> int:
+        """How many bytes crossed all links this month."""
+        return self._used(ANY)
+
     def _used(self, kind: str) -> int:
         return sum(self._bytes.values()) if kind == ANY else self._bytes.get(kind, 0)
 

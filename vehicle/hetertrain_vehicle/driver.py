@@ -9,7 +9,7 @@ aggregator's verdict only.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
@@ -45,6 +45,10 @@ from hetertrain.wire.uplink import (
     UplinkEvent,
     UplinkReady,
 )
+from hetertrain_vehicle.position import Position
+
+FAILURE_CHARACTERS_MAX = 200
+"""A heartbeat stays small."""
 
 
 class TrainerPort(Protocol):
@@ -61,6 +65,18 @@ class TrainerPort(Protocol):
 
     def resume(self) -> None:
         """Go on from there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What a vehicle says of itself beside its training."""
+
+    budgets: str = ""
+    """What it has used of its owner's budgets; for people."""
+    month_bytes: int = 0
+    rss_mib: int = 0
+    position: Position | None = None
+    """Where its owner lets it say so."""
 
 
 class VehicleDriver:
@@ -91,8 +107,10 @@ class VehicleDriver:
         """The versions that were measured, and that the trainer measures next."""
         self.job_rules: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         """When the job lets a vehicle train, and use its link."""
-        self.budgets = ""
-        """What the vehicle has used of its owner's budgets; for people."""
+        self.circumstances = Circumstances()
+        """What goes out with the next heartbeat."""
+        self._train_failures = 0
+        self._failure = ""
         self._is_ordered_to_rest = False
         self._refusal = ""
         """Why the vehicle may not train now by its rules; empty: it may."""
@@ -185,6 +203,8 @@ class VehicleDriver:
     def trainer_failed(self, reason: str, now: float) -> None:
         """There is no trainer for a while; the aggregator is told why at once."""
         self._without = ("train_failed", f"another trainer: {reason[:400]}")
+        self._train_failures += 1
+        self._failure = reason[:FAILURE_CHARACTERS_MAX]
         self._log.error("train_failed", reason=reason)
         self.beat(None, now)
 
@@ -229,6 +249,8 @@ class VehicleDriver:
             doing_now, waiting_for = NOT_ELIGIBLE, self._refusal[:500]
         elif self._without is not None:
             doing_now, waiting_for = self._without
+        own = self.circumstances
+        latitude, longitude = own.position or (None, None)
         self.uplink.report(
             replace(
                 self.uplink.state,
@@ -242,7 +264,15 @@ class VehicleDriver:
                 bytes_down=self._link.bytes_down,
                 metrics=self._metrics,
                 measured=self._measured,
-                budgets=self.budgets[:500],
+                budgets=own.budgets[:500],
+                month_bytes=own.month_bytes,
+                backlog_updates=int(self._outbox.num_bytes > 0),
+                backlog_bytes=self._outbox.num_bytes,
+                train_failures=self._train_failures,
+                failure=self._failure,
+                rss_mib=own.rss_mib,
+                latitude=latitude,
+                longitude=longitude,
             )
         )
 

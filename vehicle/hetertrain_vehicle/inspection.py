@@ -9,6 +9,7 @@ run: the task is trained for some steps on the node's own data, from its own ini
 from __future__ import annotations
 
 import hashlib
+import queue
 import sys
 import tempfile
 import time
@@ -28,6 +29,7 @@ from hetertrain.core.tiers import TIERS
 from hetertrain.core.worker import Trained, TrainOrder, Worker
 from hetertrain.errors import HetertrainError, TaskError
 from hetertrain.logging import silent_logger
+from hetertrain.service import resident_mib
 from hetertrain.task import load_task
 from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox, Pending, read_pending
@@ -36,14 +38,18 @@ from hetertrain.wire.contents import JobTerms, unpack_as
 from hetertrain.wire.frames import NodeState, Pull, TrainerReady, UpdateContent, pack, unpack
 from hetertrain.wire.uplink import HEARTBEAT_SECONDS, ModelReceived, Outgoing, Uplink
 from hetertrain_vehicle.budgets import Ledger
-from hetertrain_vehicle.driver import VehicleDriver
+from hetertrain_vehicle.driver import Circumstances, VehicleDriver
+from hetertrain_vehicle.position import NAMES, Position, coarse_position
 from hetertrain_vehicle.settings import VehicleSettings
+from hetertrain_vehicle.signals import SignalsHeard, SignalTable, open_source
 from hetertrain_vehicle.trainer import Trainer, prepare
 from hetertrain_vehicle.trainer_process import node_of
 
 POLICY = "sap"
 """A dry run has no job to follow, so it keeps to the preset."""
 INTEGERS_SHOWN = 16
+SIGNALS_SECONDS = 3.0
+"""How long the source of signals may take to say where the vehicle is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +149,13 @@ def _driver(settings: VehicleSettings) -> Iterator[tuple[VehicleDriver, Outbox, 
         )
         uplink = Uplink(settings.state(), tier, sign=settings.signer())
         driver = VehicleDriver(worker, uplink, outbox, nowhere, nowhere, silent_logger())
-        driver.budgets = Ledger(settings.directory, settings.limits, silent_logger()).shown()
+        ledger = Ledger(settings.directory, settings.limits, silent_logger())
+        driver.circumstances = Circumstances(
+            budgets=ledger.shown(),
+            month_bytes=ledger.month_bytes,
+            rss_mib=resident_mib(),
+            position=_position(settings),
+        )
         # Who offers before it is connected asks first what had arrived, and sends less.
         driver.take(mqtt.Connected(), 0.0)
         nowhere.frames.clear()
@@ -151,6 +163,28 @@ def _driver(settings: VehicleSettings) -> Iterator[tuple[VehicleDriver, Outbox, 
             yield driver, outbox, nowhere
         finally:
             driver.close()
+
+
+def _position(settings: VehicleSettings) -> Position | None:
+    """Ask the signals' source where the vehicle is, if that would leave; it may not know."""
+    if not settings.share_position or settings.signals is None:
+        return None
+    heard: queue.SimpleQueue[SignalsHeard] = queue.SimpleQueue()
+    source = open_source(settings.signals, settings.signals_ca_file, heard.put)
+    table, deadline = SignalTable(None), time.monotonic() + SIGNALS_SECONDS
+    position = None
+    try:
+        source.want(NAMES)
+        while position is None:
+            try:
+                said = heard.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            table.take(said, time.monotonic())
+            position = coarse_position(table.known(time.monotonic()))
+    finally:
+        source.stop()
+    return position
 
 
 def _offer(driver: VehicleDriver, outbox: Outbox, pending: Pending) -> None:

@@ -86,6 +86,11 @@ class VehicleSettings(BrokerSettings):
         le=1,
         description="share of one core that the trainer may take, by rests between its steps",
     )
+    share_position: bool = Field(
+        False,
+        description="say in the heartbeat where the vehicle is, to about 100 m, by the signals "
+        "Vehicle.CurrentLocation.Latitude and .Longitude",
+    )
     limit_link: bool = Field(
         False, description="hold the link to the tier's rate, and stay in the tier"
     )
@@ -128,8 +133,11 @@ class VehicleSettings(BrokerSettings):
         """Return the node's state as it first announces it.
 
         Raises:
-            SettingsError: a name cannot stand in a topic, or the tier is unknown.
+            SettingsError: a name cannot stand in a topic, the tier is unknown, or settings do not
+                go together.
         """
+        if self.share_position and self.signals is None:
+            raise SettingsError("share_position needs signals: say where they come from")
         for cell, address in self.cells.items():
             topics.check_name("cell", cell)
             read_address(address)

@@ -13,12 +13,7 @@ def lines(
     curves: Mapping[str, Points], across: str, *, is_from_zero: bool = False
 ) -> dict[str, Any]:
     """Return a chart of curves by name over what ``across`` names."""
-    axis = {
-        "axisLine": {"lineStyle": {"color": "var(--line)"}},
-        "axisLabel": {"color": "var(--soft)"},
-        "nameTextStyle": {"color": "var(--soft)"},
-        "splitLine": {"lineStyle": {"color": "var(--line)"}},
-    }
+    axis = _axis()
     return {
         "animation": False,
         "color": list(COLOURS),
@@ -30,12 +25,7 @@ def lines(
             "containLabel": True,
         },
         "legend": {"show": len(curves) > 1, "top": 0, "textStyle": {"color": "var(--text)"}},
-        "tooltip": {
-            "trigger": "axis",
-            "backgroundColor": "var(--card)",
-            "borderColor": "var(--line)",
-            "textStyle": {"color": "var(--text)"},
-        },
+        "tooltip": _tooltip() | {"trigger": "axis"},
         "xAxis": axis
         | {
             "type": "value",
@@ -58,6 +48,47 @@ def lines(
             }
             for name, points in curves.items()
         ],
+    }
+
+
+def places(groups: Mapping[str, tuple[str, Sequence[tuple[float, float, str]]]]) -> dict[str, Any]:
+    """Return a map without tiles: longitude, latitude and name of nodes, by group and colour."""
+    axis = _axis() | {"type": "value", "scale": True}
+    return {
+        "animation": False,
+        "grid": {"left": 8, "right": 18, "top": 34, "bottom": 30, "containLabel": True},
+        "legend": {"top": 0, "textStyle": {"color": "var(--text)"}},
+        "tooltip": _tooltip() | {"trigger": "item"},
+        "dataZoom": [{"type": "inside", "xAxisIndex": 0}, {"type": "inside", "yAxisIndex": 0}],
+        "xAxis": axis | {"name": "degrees east", "nameLocation": "middle", "nameGap": 28},
+        "yAxis": axis | {"name": "degrees north"},
+        "series": [
+            {
+                "type": "scatter",
+                "name": name,
+                "symbolSize": 9,
+                "itemStyle": {"color": colour, "opacity": 0.85},
+                "data": [{"name": node, "value": [east, north]} for east, north, node in points],
+            }
+            for name, (colour, points) in groups.items()
+        ],
+    }
+
+
+def _axis() -> dict[str, Any]:
+    return {
+        "axisLine": {"lineStyle": {"color": "var(--line)"}},
+        "axisLabel": {"color": "var(--soft)"},
+        "nameTextStyle": {"color": "var(--soft)"},
+        "splitLine": {"lineStyle": {"color": "var(--line)"}},
+    }
+
+
+def _tooltip() -> dict[str, Any]:
+    return {
+        "backgroundColor": "var(--card)",
+        "borderColor": "var(--line)",
+        "textStyle": {"color": "var(--text)"},
     }
 
 

@@ -82,3 +82,8 @@ def many(count: int, noun: str) -> str:
 def plain(code: str) -> str:
     """Write a code for people."""
     return code.replace("_", " ")
+
+
+def sentence(text: str) -> str:
+    """Write a text as a sentence of its own."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

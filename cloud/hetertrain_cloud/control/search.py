@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session as Transaction
 
+from hetertrain.wire.frames import NodeState
 from hetertrain_cloud.control.live import LiveFilter, LiveFleet
 from hetertrain_cloud.control.tables import Node
 
@@ -63,9 +64,27 @@ def find(
         return transaction.scalars(query.order_by(Node.name).limit(limit)).all(), total or 0
     # Whether a name comes after another is the database's to say: its order may be a language's.
     names = select(Node.name, Node.name > cursor).where(*conditions).order_by(Node.name)
-    rows = transaction.execute(names).tuples().all()
+    rows = transaction.execute(names).all()
     states = live.states(name for name, _ in rows)
     matching = [row for row, said in zip(rows, states, strict=True) if wanted.live.matches(*said)]
     page = [name for name, is_after in matching if is_after][:limit]
     query = select(Node).where(Node.name.in_(page)).order_by(Node.name)
     return transaction.scalars(query).all(), len(matching)
+
+
+def placed(
+    transaction: Transaction, live: LiveFleet, wanted: NodeFilter, limit: int
+) -> tuple[list[tuple[NodeState, bool]], int]:
+    """Return what up to ``limit`` nodes said that match and say where they are, with whether each
+    is online; and how many do in all.
+    """
+    names = select(Node.name).where(*wanted.conditions()).order_by(Node.name)
+    found = [
+        (state, is_online)
+        for state, is_online in live.states(transaction.scalars(names))
+        if state is not None
+        and state.latitude is not None
+        and state.longitude is not None
+        and wanted.live.matches(state, is_online)
+    ]
+    return found[:limit], len(found)

@@ -17,7 +17,7 @@ from hetertrain_cloud.control.tables import AuditEntry, Node, NodeEvent
 
 KEPT_MAX = 200
 """So many heartbeats' events are kept of each node; the audit trail keeps all of its own."""
-NUMBER_MAX = 1 << 62
+NUMBER_MAX = 10**18 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,13 @@ class Place:
         return f"{self.audit}.{self.event}"
 
 
-def save(transaction: Transaction, changes: Sequence[Change], ages: datetime.datetime) -> None:
-    """Write down what happened to enrolled nodes; ``ages`` is the time at monotonic second 0."""
+def save(transaction: Transaction, changes: Sequence[Change], began: datetime.datetime) -> None:
+    """Write down what happened to enrolled nodes; ``began`` is the time of monotonic second 0."""
     names = {change.node for change in changes}
     known = set(transaction.scalars(select(Node.name).where(Node.name.in_(names))))
     newest = select(NodeEvent.node, func.max(NodeEvent.number)).group_by(NodeEvent.node)
-    numbers = dict(transaction.execute(newest.where(NodeEvent.node.in_(known))).tuples().all())
+    found = transaction.execute(newest.where(NodeEvent.node.in_(known)))
+    numbers = {row[0]: row[1] for row in found}
     rows = []
     for change in changes:
         if change.node not in known:
@@ -65,7 +66,7 @@ def save(transaction: Transaction, changes: Sequence[Change], ages: datetime.dat
             {
                 "node": change.node,
                 "number": numbers[change.node],
-                "at": ages + datetime.timedelta(seconds=change.at),
+                "at": began + datetime.timedelta(seconds=change.at),
                 "kind": change.kind,
                 "text": change.text,
                 "count": change.count,

@@ -32,6 +32,7 @@ from hetertrain.core.update import (
     Contribution,
     Partial,
     Update,
+    contribution_weights,
     cut,
     summarise,
 )
@@ -82,6 +83,8 @@ class Release:
     """The synchronisation that this model ends; it goes out as a key-frame."""
     contributions: tuple[Contribution, ...]
     """What the version was made of."""
+    weights: tuple[float, ...] = ()
+    """What each of them counted for, in examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,10 +243,10 @@ class Aggregator:
                 self.adopt(policy, weights, lineage)
                 return None
             case CutRecord(version, sync):
-                contributions = self._cut(ends_sync=sync is not None)
+                release = self._cut(sync)
                 assert self.checkpoint.version == version, "the journal repeats what happened"
                 self.last_sync = max(self.last_sync, sync or 0)
-                return Release(self.checkpoint, sync, contributions)
+                return release
 
     def _accept(self, event: UpdateArrived | PartialArrived) -> Verdict:
         match event:
@@ -333,20 +336,29 @@ class Aggregator:
             self._sync_closes_at = None
             if self.policy.sync_seconds:
                 self._sync_due_at = now + self.policy.sync_seconds
-            contributions = self._cut(ends_sync=True) if self.open.contributions else ()
-            return Release(self.checkpoint, sync, contributions)
+            if self.open.contributions:
+                return self._cut(sync)
+            return Release(self.checkpoint, sync, ())
         if not self.open.contributions:
             return None
         if self._first_at is None:
             self._first_at = now  # What a replay brought back waits from now on.
-        enough = len(self.open.nodes()) >= self.policy.nodes_for_cut(self.members.num_active)
+        enough = len(self.open.nodes()) >= self.nodes_for_cut
         if enough or now >= self._first_at + self.policy.cut_seconds:
-            contributions = self._cut(ends_sync=False)
-            return Release(self.checkpoint, None, contributions)
+            return self._cut(None)
         return None
 
-    def _cut(self, *, ends_sync: bool) -> tuple[Contribution, ...]:
+    def _cut(self, sync: int | None) -> Release:
+        """Make the next version of all that is open; ``sync`` is the synchronisation that ends."""
         closed, version = self.open, self.checkpoint.version
+        counted = contribution_weights(
+            closed,
+            self.weights,
+            self.statistics,
+            version,
+            mean_discount=self.mean_discount,
+            max_lag=self.policy.max_lag,
+        )
         self.checkpoint = cut(
             self.checkpoint,
             closed,
@@ -354,7 +366,7 @@ class Aggregator:
             mean_discount=self.mean_discount,
             max_lag=self.policy.max_lag,
         )
-        if ends_sync and self.outer is not None:
+        if sync is not None and self.outer is not None:
             assert self.is_buffer is not None, "set at the start"
             vector = self.outer.step(self.checkpoint.vector, self.weights, self.is_buffer)
             self.checkpoint = replace(self.checkpoint, vector=vector)
@@ -370,7 +382,8 @@ class Aggregator:
         self.statistics.pop(version - self.policy.max_lag, None)
         self.open = Partial()
         self._first_at = None
-        return tuple(sorted(closed.contributions.values()))
+        contributions = tuple(sorted(closed.contributions.values()))
+        return Release(self.checkpoint, sync, contributions, counted)
 
     def _wake_at(self) -> float | None:
         if self._sync_closes_at is not None:
@@ -385,6 +398,19 @@ class Aggregator:
         at = self._sync_due_at if self._sync_closes_at is None else self._sync_closes_at
         return None if at is None else max(0.0, at - now)
 
+    def seconds_to_cut(self, now: float) -> float | None:
+        """Return the time until the open version is cut, however few its updates are; None: it has
+        none yet, or a synchronisation ends it.
+        """
+        if self._first_at is None or self.members.sync is not None:
+            return None
+        return max(0.0, self._first_at + self.policy.cut_seconds - now)
+
+    @property
+    def nodes_for_cut(self) -> int:
+        """How many nodes' updates cut the open version at once."""
+        return self.policy.nodes_for_cut(self.members.num_active)
+
     def waiting_for(self) -> Waiting:
         """Say what the machine waits for, for people and programs."""
         if self.members.sync is not None:
@@ -392,9 +418,8 @@ class Aggregator:
             return Waiting("flush", f"sync {self.members.sync}: flush of {names}")
         if not self.members.num_active:
             return Waiting("members", "no active node is connected")
-        need = self.policy.nodes_for_cut(self.members.num_active)
         have = len(self.open.nodes())
-        return Waiting("updates", f"{need} nodes' updates needed, {have} present")
+        return Waiting("updates", f"{self.nodes_for_cut} nodes' updates needed, {have} present")
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state beside the model at a cut, as plain data for its metadata."""

@@ -144,11 +144,14 @@ class WeightPolicy:
     def weight(self, examples: int, steps: int, statistics: Statistics) -> float:
         """Weigh an update as a share of ``unit``, in (0, 1]; the lag counts at the cut."""
         capped = min(examples, statistics.examples_cap) / statistics.examples_cap
-        factor = 1.0
-        if statistics.reference_steps > 0:
-            raw = (statistics.reference_steps / steps) ** self.step_exponent
-            factor = min(max(_on_grid(raw), 1 / STEP_FACTOR_MAX), STEP_FACTOR_MAX)
-        return capped * factor / STEP_FACTOR_MAX
+        return capped * self.step_factor(steps, statistics) / STEP_FACTOR_MAX
+
+    def step_factor(self, steps: int, statistics: Statistics) -> float:
+        """Return what the number of local steps does to an update's weight."""
+        if statistics.reference_steps <= 0:
+            return 1.0
+        raw = (statistics.reference_steps / steps) ** self.step_exponent
+        return min(max(_on_grid(raw), 1 / STEP_FACTOR_MAX), STEP_FACTOR_MAX)
 
     def unit(self, statistics: Statistics) -> float:
         """Return how many examples a weight of 1 stands for."""

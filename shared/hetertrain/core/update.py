@@ -13,7 +13,7 @@ is at most 1, and a partial takes at most ``CONTRIBUTIONS_MAX`` = 2**20 updates,
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -196,7 +196,7 @@ def cut(
     terms = []
     for version, group in sorted(partial.groups.items()):
         lag = min(checkpoint.version - version, max_lag)
-        discount = min(weights.discount(lag) / mean_discount, DISCOUNT_MAX)
+        discount = _discount(weights, lag, mean_discount)
         terms.append((group.sums, discount * group.unit * 2.0**-codec.FRACTION_BITS / mass))
     vector = np.empty_like(checkpoint.vector)
     for start in range(0, vector.size, RUN_VALUES):
@@ -209,6 +209,33 @@ def cut(
     if partial.integers is not None and partial.integers.size:
         integers = np.maximum(integers, partial.integers)
     return Checkpoint(checkpoint.version + 1, vector, integers)
+
+
+def contribution_weights(
+    partial: Partial,
+    weights: WeightPolicy,
+    statistics: Mapping[int, Statistics],
+    version: int,
+    *,
+    mean_discount: float,
+    max_lag: int,
+) -> tuple[float, ...]:
+    """Return what each contribution, in their order, counts for in a cut of ``version``: its
+    examples after cap, step factor and discount.
+
+    For people who ask who made a version; the sums have it in them already. ``statistics`` are by
+    base version; of one that is long gone, the step factor is no longer known and left out.
+    """
+    found = []
+    for item in sorted(partial.contributions.values()):
+        factor = weights.step_factor(item.steps, statistics.get(item.base_version, Statistics()))
+        lag = max(0, min(version - item.base_version, max_lag))
+        found.append(item.mass * factor * _discount(weights, lag, mean_discount))
+    return tuple(found)
+
+
+def _discount(weights: WeightPolicy, lag: int, mean_discount: float) -> float:
+    return min(weights.discount(lag) / mean_discount, DISCOUNT_MAX)
 
 
 def summarise(

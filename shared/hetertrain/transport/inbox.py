@@ -45,15 +45,23 @@ class Inbox:
             read_database(path, _LADDER) if is_read_only else open_database(path, _LADDER)
         )
         """Says what was wrong with the file, where records may be missing; else empty."""
-        self._num_bytes: int | None = None
-        """Counted once somebody asks, and kept up to date from then on."""
+        self._held: tuple[int, int] | None = None
+        """Records and bytes: counted once somebody asks, and kept up to date from then on."""
+
+    @property
+    def num_records(self) -> int:
+        """How many contents there are."""
+        return self._count()[0]
 
     @property
     def num_bytes(self) -> int:
         """How many bytes of contents there are."""
-        if self._num_bytes is None:
-            self._num_bytes = self._bytes_of(-_MARK_MAX, _MARK_MAX)
-        return self._num_bytes
+        return self._count()[1]
+
+    def _count(self) -> tuple[int, int]:
+        if self._held is None:
+            self._held = self._held_in(-_MARK_MAX, _MARK_MAX)
+        return self._held
 
     def marks(self) -> list[int]:
         """Return the marks that there are records of, the least first."""
@@ -75,8 +83,10 @@ class Inbox:
                 "INSERT INTO records (mark, content) VALUES (?, ?)",
                 ((mark, content) for content in contents),
             )
-        if self._num_bytes is not None:
-            self._num_bytes += sum(len(content) for content in contents)
+        if self._held is not None:
+            records, num_bytes = self._held
+            added = sum(len(content) for content in contents)
+            self._held = records + len(contents), num_bytes + added
 
     def read(self, mark_min: int, mark_max: int) -> Iterable[bytes]:
         """Yield the contents of a range of marks, oldest first.
@@ -99,10 +109,10 @@ class Inbox:
 
     def forget(self, mark_min: int, mark_max: int) -> None:
         """Delete a range of marks."""
-        gone = 0 if self._num_bytes is None else self._bytes_of(mark_min, mark_max)
+        gone = (0, 0) if self._held is None else self._held_in(mark_min, mark_max)
         self._write("DELETE FROM records WHERE mark BETWEEN ? AND ?", (mark_min, mark_max))
-        if self._num_bytes is not None:
-            self._num_bytes -= gone
+        if self._held is not None:
+            self._held = self._held[0] - gone[0], self._held[1] - gone[1]
 
     def note(self, name: str, text: str) -> None:
         """Keep a small text under a name, replacing the one before."""
@@ -118,10 +128,11 @@ class Inbox:
         """Close the file."""
         self._database.close()
 
-    def _bytes_of(self, mark_min: int, mark_max: int) -> int:
-        query = "SELECT total(length(content)) FROM records WHERE mark BETWEEN ? AND ?"
+    def _held_in(self, mark_min: int, mark_max: int) -> tuple[int, int]:
+        query = "SELECT count(*), total(length(content)) FROM records WHERE mark BETWEEN ? AND ?"
         with store_errors("read the inbox"):
-            return int(self._database.execute(query, (mark_min, mark_max)).fetchone()[0])
+            records, num_bytes = self._database.execute(query, (mark_min, mark_max)).fetchone()
+        return int(records), int(num_bytes)
 
     def _write(self, statement: str, values: tuple[int | str, ...]) -> None:
         with store_errors("write the inbox"):

@@ -58,6 +58,9 @@ class Outbox:
         """Says what was wrong with the file, where an update may be missing; else empty."""
         with store_errors("write the outbox"):
             self._database.execute("INSERT OR IGNORE INTO counter VALUES (0, ?)", (first_seq,))
+        waiting = self.pending()
+        self.num_bytes = 0 if waiting is None else len(waiting.content)
+        """How many bytes wait for a verdict; 0: nothing does."""
 
     @property
     def next_seq(self) -> int:
@@ -81,6 +84,7 @@ class Outbox:
             self._database.execute("DELETE FROM pending")
             self._database.execute("INSERT INTO pending VALUES (?, ?)", (seq, content))
             self._database.execute("UPDATE counter SET next_seq = ?", (seq + 1,))
+        self.num_bytes = len(content)
 
     def settle(self, seq: int) -> None:
         """Forget a content that has its verdict.
@@ -91,6 +95,7 @@ class Outbox:
         """
         with store_errors(f"settle update {seq} in the outbox"):
             self._database.execute("DELETE FROM pending WHERE seq = ?", (seq,))
+        self.num_bytes = 0
 
     def note(self, name: str, text: str) -> None:
         """Keep a small text under a name, replacing the one before.

@@ -25,6 +25,7 @@ from hetertrain.wire.chain import Chain, Newest, Offer
 from hetertrain.wire.contents import JobTerms, model_head
 from hetertrain.wire.frames import Begin, ModelContent, NodeState, TierConfirmed, pack_head
 from hetertrain.wire.signing import Sign, signed
+from hetertrain.wire.traffic import Traffic
 from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Content, chunk_bytes_for
 
 GATHER_SECONDS = 1.0
@@ -53,6 +54,7 @@ class Broadcaster:
     """Those who are there, by name; their owner keeps them."""
     publish: Callable[..., None]
     """Sends a message, and a payload if there is one, on a topic."""
+    traffic: Traffic
     sign: Sign | None = None
     checkpoint: Checkpoint | None = None
     chains: dict[str, Chain] = field(default_factory=dict)
@@ -215,8 +217,7 @@ class Broadcaster:
         self, chain: Chain, node: str, offer: Offer, indices: Sequence[int], now: float
     ) -> None:
         window = indices[: chain.tier.window_chunks]
-        for message, chunk in offer.messages(window):
-            self.publish(topics.inbox(node), message, chunk)
+        self._publish(topics.inbox(node), offer, window)
         airtime = chain.tier.seconds_for(len(window) * offer.begin.chunk_bytes)
         self._served_until[node] = now + RETRY_SECONDS_MIN + 2 * airtime
         if offer is chain.whole:
@@ -332,12 +333,20 @@ class Broadcaster:
         size = offer.begin.chunk_bytes
         stop = min(chain.send_from + max(1, BURST_BYTES // size), offer.num_chunks)
         topic = topics.down(self.job, self.cell, chain.tier.name)
-        for message, chunk in offer.messages(range(chain.send_from, stop)):
-            self.publish(topic, message, chunk)
+        self._publish(topic, offer, range(chain.send_from, stop))
         chain.send_at = now + chain.tier.seconds_for((stop - chain.send_from) * size)
         chain.send_from = stop
         if stop == offer.num_chunks:
             chain.sending = None
+
+    def _publish(self, topic: str, offer: Offer, indices: Sequence[int]) -> None:
+        """Send chunks of a content."""
+        assert self.checkpoint is not None, "what is on offer is a version"
+        num_bytes = 0
+        for message, chunk in offer.messages(indices):
+            self.publish(topic, message, chunk)
+            num_bytes += len(chunk)
+        self.traffic.went(num_bytes, len(offer.content), self.checkpoint.vector.size)
 
     def _head(
         self, held: Checkpoint, digest: str, sync: int | None, base: str, terms: JobTerms

@@ -30,6 +30,7 @@ from hetertrain.wire.frames import (
     unpack,
 )
 from hetertrain.wire.signing import Check, Sign, check_signature, signed
+from hetertrain.wire.traffic import Traffic
 from hetertrain.wire.transfer import Receiver
 from hetertrain.wire.uplink import HEARTBEAT_SECONDS, FrameRefused, Outgoing
 
@@ -111,6 +112,7 @@ class Downlink:
     """Insists on nodes' signatures of what they announce; None: it is taken on trust."""
     room_bytes: int | None = None
     """How much more may be taken, what is under way included; None: there is no limit."""
+    traffic: Traffic = field(default_factory=Traffic)
     _heard_at: dict[str, float] = field(default_factory=dict)
     _silence_at: float = 0.0
     """When to look next for those who fell silent: not at each frame of a fleet of thousands."""
@@ -130,8 +132,15 @@ class Downlink:
             self.heartbeat_seconds,
             self.nodes,
             self._publish,
+            self.traffic,
             sign=self.sign,
         )
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the model that is given out; 0: none is yet."""
+        checkpoint = self.broadcaster.checkpoint
+        return 0 if checkpoint is None else int(checkpoint.vector.size)
 
     @property
     def silence_seconds(self) -> float:
@@ -288,7 +297,6 @@ class Downlink:
         return size_bytes + sum(each.begin.size_bytes for each in here) <= self.room_bytes
 
     def _content_bytes_max(self) -> int:
-        checkpoint = self.broadcaster.checkpoint
-        if checkpoint is None:
+        if not self.num_parameters:
             return 0
-        return CONTENT_GROUPS_MAX * 8 * checkpoint.vector.size + HEADER_BYTES_MAX + (1 << 20)
+        return CONTENT_GROUPS_MAX * 8 * self.num_parameters + HEADER_BYTES_MAX + (1 << 20)

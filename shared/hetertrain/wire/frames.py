@@ -41,6 +41,8 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Signature = Annotated[bytes, Field(max_length=128)]
 Certificate = Annotated[bytes, Field(max_length=2048)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Latitude = Annotated[float, Field(ge=-90, le=90, allow_inf_nan=False)]
+Longitude = Annotated[float, Field(ge=-180, le=180, allow_inf_nan=False)]
 Rules = Annotated[
     tuple[Annotated[str, Field(max_length=RULE_CHARACTERS_MAX)], ...], Field(max_length=RULES_MAX)
 ]
@@ -84,6 +86,22 @@ class NodeState:
     """Whether it takes versions now; one that rests has no use for them."""
     budgets: Text = ""
     """What it has used of what its owner lets it use; for people."""
+    month_bytes: Count = 0
+    """Bytes sent and received in this calendar month, over all networks."""
+    backlog_updates: Count = 0
+    """Updates that it still has to deliver: what waits for a verdict."""
+    backlog_bytes: Count = 0
+    train_failures: Count = 0
+    """How often training has failed since its agent's start."""
+    failure: Text = ""
+    """How training failed last; empty: it has not."""
+    agent: Annotated[str, Field(max_length=64)] = ""
+    """The version of its software."""
+    rss_mib: Count = 0
+    """Memory of its agent or gateway, without the trainer's; 0: not known."""
+    latitude: Latitude | None = None
+    """In degrees, rounded to about 100 m; None: it does not say where it is."""
+    longitude: Longitude | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +273,24 @@ class AggregatorStatus:
     refused: dict[str, int]
     waiting_code: Name
     waiting_for: Text
+    num_parameters: Count = 0
+    """Of the job's model; 0: not said."""
+    cut_in_seconds: Seconds | None = None
+    """Until the open version is cut, however few its updates; None: it has none, or not said."""
+    nodes_for_cut: Count = 0
+    """How many nodes' updates cut it at once; 0: not said."""
+    nodes_in_cut: Count = 0
+    """How many have sent theirs."""
+    uplink_bytes: Count = 0
+    """Updates and partials that came (``wire.traffic``)."""
+    uplink_dense_bytes: Count = 0
+    """The same updates as float32 without compression."""
+    downlink_bytes: Count = 0
+    """Versions that went out, each once for all nodes of a tier."""
+    downlink_dense_bytes: Count = 0
+    """The same versions as float32 without compression."""
+    local: Count = 0
+    """Models that a gateway without its cloud has made on the version; 0: it serves the cloud's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from hetertrain.wire.topics import CLOUD_CELL
 from hetertrain_cloud.console import words
 from hetertrain_cloud.console.client import ProblemAnswer
+from hetertrain_cloud.console.curves import places
 from hetertrain_cloud.console.elements import (
     Address,
+    Chart,
     Column,
     DataTable,
     Field,
@@ -37,6 +39,7 @@ COLUMNS = (
     Column("bytes_up", "Sent", "bytes"),
     Column("seen", "Last seen", "time"),
 )
+Place = tuple[float, float, str]
 STATES = ("active", "pending", "revoked", "decommissioned")
 MENUS = (
     ("state", "Enrolment"),
@@ -78,6 +81,17 @@ def row(node: dict[str, Any]) -> dict[str, Any]:
 def gateway(cell: str) -> str:
     """Return the address of the gateway whose cell it is; empty: the cloud's own."""
     return "" if cell == CLOUD_CELL else to(f"/nodes/{cell}")
+
+
+def groups(found: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, list[Place]]]:
+    """Divide places by what nodes do, each with its colour."""
+    divided: dict[str, tuple[str, list[Place]]] = {}
+    for each in found:
+        doing = each["doing"]
+        colour = f"var(--fill-{words.doing_tone(doing)})"
+        _, places_of = divided.setdefault(words.plain(doing), (colour, []))
+        places_of.append((each["longitude"], each["latitude"], each["node"]))
+    return divided
 
 
 def menus(counts: dict[str, Any], jobs: list[str]) -> dict[str, list[tuple[str, str]]]:
@@ -136,6 +150,11 @@ class Fleet:
         with card():
             self._work = Region(work_shares)
             self._filter_row()
+        with tag("details", "", "card") as self._map_card:
+            tag("summary", "Map", "card-title")
+            self._map = Region(self._make_map)
+            tag("p", "Only nodes that say where they are: a vehicle's owner lets it.", "hint")
+        self._map_card.set_visibility(False)
         with card("", "card-flush"):
             self._bulk = Region(self._bulk_row, "bar-row bulk")
             self._table = DataTable(
@@ -149,6 +168,7 @@ class Fleet:
         await self._read_saved()
         await view.live(self._count, COUNT_SECONDS)
         await view.live(self._refresh)
+        await view.live(self._locate, COUNT_SECONDS)
 
     def _filter_row(self) -> None:
         with tag("div", "", "form filters", role="search", aria_label="Filter the fleet"):
@@ -187,6 +207,17 @@ class Fleet:
         first = PAGE * (len(self._pages) - 1)
         self._pager.show((first, first + len(page["items"]), page["total"]))
         self._address.show(urlencode(self._given()))
+
+    async def _locate(self) -> None:
+        found = (await self._view.api.get("/fleet/positions", **self._asked))["items"]
+        self._map_card.set_visibility(bool(found))
+        if found:
+            self._map.show("map")
+            self._drawn.draw(places(groups(found)))
+
+    def _make_map(self, _shown: str) -> None:
+        self._drawn = Chart("map of the nodes that say where they are", places({}), "degrees")
+        self._drawn.classes("chart-tall")
 
     def _given(self) -> dict[str, str]:
         return {name: value for name, value in self._asked.items() if value}

@@ -35,12 +35,14 @@ CHECK_PICTURES = {
 CHECK_WORDS = {"ok": "holds", "failing": "fails", "waiting": "waits", "unknown": "not known"}
 EVENT_TONES: dict[str, Tone] = {
     "online": "good",
+    "approved": "good",
+    "training_began": "good",
     "offline": "quiet",
-    "training": "good",
+    "training_stopped": "warning",
     "not_eligible": "warning",
-    "link_closed": "warning",
     "train_failed": "bad",
-    "node_revoked": "bad",
+    "revoked": "bad",
+    "decommissioned": "bad",
 }
 
 
@@ -76,10 +78,17 @@ def check_item(check: dict[str, Any]) -> None:
             tag("div", check["detail"], "check-detail")
         if check["advice"] and state in ("failing", "waiting"):
             with tag("div", "", "check-advice"):
-                tag("span", check["advice"])
+                tag("strong", "What to do: ")
+                tag("span", words.sentence(check["advice"]))
                 if check.get("link"):
                     tag("span", " ")
                     link("Show it", to(check["link"]))
+
+
+def settled(check: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of a check what is another each second: how long ago it was heard."""
+    is_heard = check["code"] == "online" and check["state"] == "ok"
+    return check | {"detail": ""} if is_heard else check
 
 
 def explanation(found: dict[str, Any]) -> None:
@@ -133,9 +142,20 @@ def work(live: dict[str, Any] | None) -> None:
         ("Steps", f"{live['steps']:,}, {words.duration(live['step_seconds'])} each"),
         ("Sent and received", f"{words.size(live['bytes_up'])}, {words.size(live['bytes_down'])}"),
         ("On its own data", metrics or "not measured"),
+        ("This month", f"{words.size(live['month_bytes'])} sent and received"),
         ("Budgets", live["budgets"] or "none set by its owner"),
+        (
+            "Still to deliver",
+            f"{words.many(live['backlog_updates'], 'update')}, {words.size(live['backlog_bytes'])}",
+        ),
+        ("Training failed", words.many(live["train_failures"], "time") + _last(live["failure"])),
+        ("Software", f"{live['agent'] or 'not said'}, {live['rss_mib'] or '–'} MiB of memory"),
     ]
     facts(rows)
+
+
+def _last(failure: str) -> str:
+    return f", last: {failure}" if failure else ""
 
 
 def cell(name: str) -> None:
@@ -152,8 +172,12 @@ def event_item(event: dict[str, Any]) -> None:
         tag("span", "", f"dot tone-{EVENT_TONES.get(event['kind'], 'busy')}")
         with tag("div"):
             tag("strong", words.plain(event["kind"]).capitalize())
+            if event["count"] > 1:
+                tag("span", f" {event['count']} times")
             if event["text"]:
                 tag("span", f" {event['text']}")
+            if event["actor"]:
+                tag("span", f" by {event['actor']}", "muted")
         moment(event["at"])
 
 
@@ -204,7 +228,8 @@ class Node:
         live = self._node["live"]
         is_online = bool(live and live["is_online"])
         self._actions.show((self._node["state"], is_online))
-        self._why.show(await api.get(f"{path}/explanation"))
+        why = await api.get(f"{path}/explanation")
+        self._why.show(why | {"checks": [settled(check) for check in why["checks"]]})
         self._work.show(live and {k: v for k, v in live.items() if k != "seconds_ago"})
         self._about.show({k: v for k, v in self._node.items() if k != "live"})
         self._events.show((await api.get(f"{path}/events", limit=EVENTS))["items"])

@@ -41,7 +41,7 @@ def figures(job: Mapping[str, Any]) -> None:
     live = job["live"] or {}
     metrics = (job["newest"] or {}).get("metrics") or {}
     name = leading(sorted(metrics))
-    per_hour = job.get("versions_per_hour")
+    per_hour = job["versions_per_hour"]
     with tag("div", "", "stats"):
         stat(
             "Version",
@@ -61,16 +61,16 @@ def figures(job: Mapping[str, Any]) -> None:
         )
         if live:
             stat("Next synchronisation", countdown(live), "all start equal again")
-        if live.get("uplink_bytes") is not None:
+        if live and live["uplink_bytes"]:
             stat(
                 "Received",
                 words.size(live["uplink_bytes"]),
-                saved(live["uplink_bytes"], live.get("uplink_dense_bytes")),
+                saved(live["uplink_bytes"], live["uplink_dense_bytes"]),
             )
             stat(
                 "Broadcast",
                 words.size(live["downlink_bytes"]),
-                saved(live["downlink_bytes"], live.get("downlink_dense_bytes")),
+                saved(live["downlink_bytes"], live["downlink_dense_bytes"]),
             )
 
 
@@ -124,7 +124,7 @@ class JobCard:
             "nodes_online",
             "versions_per_hour",
         )
-        now = {key: job.get(key) for key in seen}
+        now = {key: job[key] for key in seen}
         self._waits.show(
             {key: now[key] for key in ("state", "waiting_for")} | {"live": now["live"] and True}
         )

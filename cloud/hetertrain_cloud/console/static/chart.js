@@ -30,7 +30,12 @@ export default {
     draw() {
       const options = coloured(this.options, getComputedStyle(document.body));
       const write = this.unit === "bytes" ? bytes : number;
-      options.tooltip = { ...options.tooltip, valueFormatter: write };
+      // What nodes are called is text: ECharts writes tooltips as markup where nobody says otherwise.
+      const text = (part) => echarts.format.encodeHTML(String(part));
+      const line = (each) => `${each.marker} ${text(each.seriesName)}: ${text(write(each.value[1]))}`;
+      const point = (each) => `${text(each.name)}<br>${each.marker} ${text(each.seriesName)}`;
+      const along = (all) => [text(write(all[0].value[0])), ...all.map(line)].join("<br>");
+      options.tooltip = { ...options.tooltip, formatter: (found) => (Array.isArray(found) ? along(found) : point(found)) };
       for (const axis of [options.yAxis].flat().filter(Boolean)) {
         axis.axisLabel = { ...axis.axisLabel, formatter: write };
       }

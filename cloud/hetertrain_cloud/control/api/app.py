@@ -15,7 +15,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hetertrain import __version__
 from hetertrain.errors import StoreError
 from hetertrain.logging import get_logger
-from hetertrain_cloud.control.api import accounts, enrolment, filters, fleet, nodes, watch, work
+from hetertrain_cloud.control.api import (
+    accounts,
+    actions,
+    enrolment,
+    filters,
+    fleet,
+    nodes,
+    watch,
+    work,
+)
 from hetertrain_cloud.control.api.convention import (
     PROBLEM_TYPE,
     Invalid,
@@ -26,7 +35,7 @@ from hetertrain_cloud.control.api.convention import (
 from hetertrain_cloud.control.plane import ControlPlane
 from hetertrain_cloud.control.problems import ProblemError
 
-PARTS = (accounts, filters, enrolment, nodes, fleet, work, watch)
+PARTS = (accounts, filters, enrolment, nodes, actions, fleet, work, watch)
 BODY_BYTES_MAX = 64 << 10
 HEADERS = {
     "X-Content-Type-Options": "nosniff",

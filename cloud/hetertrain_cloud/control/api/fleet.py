@@ -5,12 +5,17 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
 from hetertrain_cloud.control import overview
 from hetertrain_cloud.control.api.convention import ALWAYS, Body, Caller, Name, Plane, problems
+from hetertrain_cloud.control.api.nodes import asked_for
+from hetertrain_cloud.control.changes import doing_of
+from hetertrain_cloud.control.live import OFFLINE
+from hetertrain_cloud.control.search import NodeFilter, placed
 
+POSITIONS_MAX = 10_000
 EXPIRING_DAYS = 7
 """Nodes renew their certificates ten days before the end: those with less did not."""
 router = APIRouter(prefix="/api/v1", tags=["fleet"])
@@ -50,6 +55,22 @@ class Fleet(Body):
     bytes_down: int
 
 
+class Position(Body):
+    """Where a node is."""
+
+    node: str
+    latitude: float
+    longitude: float
+    doing: str = Field(description="as in filters; `offline`: where it was when it spoke last")
+
+
+class Positions(Body):
+    """Where nodes are that say so."""
+
+    items: list[Position] = Field(description=f"at most {POSITIONS_MAX}")
+    total: int = Field(description="how many nodes match and say where they are")
+
+
 @router.get("/fleet", responses=problems(*ALWAYS))
 def show_fleet(
     caller: Caller,
@@ -81,3 +102,24 @@ def show_fleet(
         bytes_up=counts.bytes_up,
         bytes_down=counts.bytes_down,
     )
+
+
+@router.get("/fleet/positions", responses=problems(*ALWAYS))
+def list_positions(
+    caller: Caller, plane: Plane, wanted: Annotated[NodeFilter, Depends(asked_for)]
+) -> Positions:
+    """Say where nodes are, of those for which all that is asked for holds; to draw a map."""
+    caller.require("nodes:read")
+    with plane.database.read() as transaction:
+        found, total = placed(transaction, plane.live, wanted, POSITIONS_MAX)
+    items = [
+        Position(
+            node=state.node,
+            latitude=state.latitude,
+            longitude=state.longitude,
+            doing=doing_of(state) if is_online else OFFLINE,
+        )
+        for state, is_online in found
+        if state.latitude is not None and state.longitude is not None
+    ]
+    return Positions(items=items, total=total)

@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import Field, StringConstraints
+from sqlalchemy import select
+from sqlalchemy.orm import Session as Transaction
 
-from hetertrain_cloud.control import enrolment
+from hetertrain_cloud.control import enrolment, timeline
 from hetertrain_cloud.control.api.convention import (
     ALWAYS,
     Body,
@@ -26,12 +28,14 @@ from hetertrain_cloud.control.api.convention import (
     set_etag,
     shown_as,
 )
+from hetertrain_cloud.control.explanation import CheckState, explain
 from hetertrain_cloud.control.live import LiveFilter
 from hetertrain_cloud.control.operators import Principal
 from hetertrain_cloud.control.plane import ControlPlane
 from hetertrain_cloud.control.problems import ProblemError, not_found
 from hetertrain_cloud.control.search import NodeFilter, find
-from hetertrain_cloud.control.tables import Node
+from hetertrain_cloud.control.situation import gather
+from hetertrain_cloud.control.tables import Job, Node
 
 Role = Literal["vehicle", "edge"]
 State = Literal["pending", "active", "revoked", "decommissioned"]
@@ -57,6 +61,15 @@ class LiveState(Body):
     metrics: dict[str, float] = Field(description="on its own held-out data")
     measured: int = Field(description="the version that was measured; -1: none")
     budgets: str = Field(description="what it has used of what its owner lets it use")
+    month_bytes: int = Field(description="sent and received this month, over all networks")
+    backlog_updates: int = Field(description="updates that it still has to deliver")
+    backlog_bytes: int
+    train_failures: int = Field(description="how often training failed since its start")
+    failure: str = Field(description="how it failed last; empty: it has not")
+    agent: str = Field(description="version of its software", examples=["0.1.0"])
+    rss_mib: int = Field(description="memory without the trainer's; 0: not known")
+    latitude: float | None = Field(description="null: it does not say where it is")
+    longitude: float | None
     seconds_ago: float
 
 
@@ -82,6 +95,46 @@ class NodeChange(Body):
 
 
 NodeName = Annotated[Name, Path(description="the node's name")]
+
+
+class Check(Body):
+    """One thing that must hold for a node to train."""
+
+    code: str = Field(description="stable, for programs", examples=["eligible"])
+    title: str = Field(description="what must hold")
+    state: CheckState = Field(
+        description="`waiting`: it comes by itself, or needs a word of an operator; `unknown`: one "
+        "before it does not hold"
+    )
+    detail: str = Field(description="what was found")
+    advice: str = Field(description="what to do; empty: nothing")
+    link: str | None = Field(
+        description="path of the thing to look at, below /api/v1", examples=["/jobs/fleet"]
+    )
+
+
+class Explanation(Body):
+    """Why a node does not train."""
+
+    is_training: bool = Field(description="of a gateway: whether it collects")
+    summary: str = Field(
+        examples=["It is not charging: job fleet asks for IsCharging == true."],
+    )
+    checks: list[Check] = Field(description="what must hold; the cause before what it causes")
+
+
+class Happening(Body):
+    """One line of a node's timeline."""
+
+    at: datetime
+    kind: str = Field(
+        description="`enrolled`, `approved`, `relabelled`, `revoked`, `decommissioned`, `renewed`; "
+        "`online`, `offline`, `training_began`, `training_stopped`, `not_eligible`, "
+        "`train_failed`, `job_changed`, `tier_changed`, `cell_changed`, `agent_changed`"
+    )
+    text: str
+    count: int = Field(description="how often within seconds; `at` is the last time")
+    actor: str | None = Field(description="who did it; null: nobody, or you may not read that")
 
 
 class NodePage(Page[NodeShown]):
@@ -167,11 +220,52 @@ def show_node(name: NodeName, caller: Caller, plane: Plane, response: Response) 
     """Show a node."""
     caller.require("nodes:read")
     with plane.database.read() as transaction:
-        node = transaction.get(Node, name)
-        if node is None:
-            raise not_found("node", name)
+        node = _find(transaction, name)
     set_etag(response, node.revision)
     return _node(plane, node)
+
+
+@router.get("/nodes/{name}/explanation", responses=problems(*ALWAYS, 404))
+def explain_node(name: NodeName, caller: Caller, plane: Plane) -> Explanation:
+    """Say why a node does not train: what must hold, in order, and what to do about the first that
+    does not.
+    """
+    caller.require("nodes:read")
+    caller.require("jobs:read")
+    with plane.database.read() as transaction:
+        node = _find(transaction, name)
+        jobs = transaction.scalars(select(Job).order_by(Job.name)).all()
+    explanation = explain(gather(node, jobs, plane.live, plane.now(), plane.access_error))
+    return shown_as(
+        Explanation, explanation, checks=[shown_as(Check, check) for check in explanation.checks]
+    )
+
+
+@router.get("/nodes/{name}/events", responses=problems(*ALWAYS, 404))
+def list_node_events(
+    name: NodeName,
+    caller: Caller,
+    plane: Plane,
+    limit: Limit = 50,
+    cursor: Annotated[
+        str | None,
+        Query(pattern=r"^[0-9]{1,18}\.[0-9]{1,18}$", description="next_cursor of the page before"),
+    ] = None,
+) -> Page[Happening]:
+    """List what happened to a node, newest first: what was done to it, and what it said of itself,
+    of which the newest 200 are kept.
+    """
+    caller.require("nodes:read")
+    place = timeline.Place() if cursor is None else timeline.Place.parse(cursor)
+    with plane.database.read() as transaction:
+        _find(transaction, name)
+        rows, following = timeline.read(transaction, name, place, limit)
+    # Who did what is in the audit trail, which not everybody may read.
+    actor = {} if "audit:read" in caller.rights else {"actor": None}
+    return Page(
+        items=[shown_as(Happening, row, **actor) for row in rows],
+        next_cursor=None if following is None else str(following),
+    )
 
 
 @router.patch("/nodes/{name}", responses=problems(*ALWAYS, 404, 412, 428))
@@ -226,6 +320,13 @@ def _expel(name: str, state: str, caller: Principal, plane: ControlPlane) -> Nod
         # It is revoked all the same: the broker hears of it when it is reached again.
         plane.access_changed.set()
     return _node(plane, node)
+
+
+def _find(transaction: Transaction, name: str) -> Node:
+    node = transaction.get(Node, name)
+    if node is None:
+        raise not_found("node", name)
+    return node
 
 
 def _node(plane: ControlPlane, node: Node) -> NodeShown:

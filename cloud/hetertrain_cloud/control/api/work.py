@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path as FilePath
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -40,8 +40,12 @@ from hetertrain_cloud.control.operators import Principal
 from hetertrain_cloud.control.plane import ControlPlane
 from hetertrain_cloud.control.problems import not_found
 from hetertrain_cloud.control.tables import Job
+from hetertrain_cloud.history import JobHistory
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
+METRICS_MAX = 5000
+RATE_SECONDS = 3600.0
+RATE_VERSIONS = 50
 JobName = Annotated[Name, Path(description="the job's name")]
 VersionNumber = Annotated[int, Path(ge=0, lt=1 << 62, description="the version")]
 
@@ -57,8 +61,13 @@ class Measurement(Body):
     """What a version measured."""
 
     version: int
-    elapsed_seconds: float
-    metrics: dict[str, float]
+    at: datetime | None = Field(description="when the version was made; null: unknown")
+    elapsed_seconds: float = Field(description="since the first node", examples=[81.5])
+    uplink_bytes: int | None = Field(
+        description="updates that had come by then, since the job began; null: unknown",
+        examples=[48_203_118],
+    )
+    metrics: dict[str, float] = Field(examples=[{"r2": 0.93}])
 
 
 class JobLive(Body):
@@ -71,8 +80,30 @@ class JobLive(Body):
     sync_in_seconds: float | None = Field(
         description="until the next synchronisation, if one is due"
     )
-    refused: dict[str, int] = Field(description="updates and frames refused, by reason")
+    cut_in_seconds: float | None = Field(
+        description="until the open version is made, however few its updates; null: it has none"
+    )
+    nodes_for_cut: int = Field(
+        description="how many nodes' updates make the open version at once; 0: not said",
+        examples=[25],
+    )
+    nodes_in_cut: int = Field(description="how many have sent theirs", examples=[19])
+    refused: dict[str, int] = Field(description="updates and frames refused, by kind")
     updates_by_lag: dict[int, int] = Field(description="how far behind updates were")
+    num_parameters: int = Field(description="of the model; 0: not said", examples=[101_770])
+    uplink_bytes: int = Field(
+        description="updates that came, since the job began", examples=[48_203_118]
+    )
+    uplink_dense_bytes: int = Field(
+        description="the same updates as float32 without compression", examples=[1_628_320_000]
+    )
+    downlink_bytes: int = Field(
+        description="versions that went out, each once for all nodes of a tier",
+        examples=[9_640_210],
+    )
+    downlink_dense_bytes: int = Field(
+        description="the same versions as float32 without compression", examples=[81_416_000]
+    )
 
 
 class OnNodes(Body):
@@ -96,6 +127,11 @@ class JobShown(Body):
     reason: str = Field(description="why it failed or completed")
     restarts: int = Field(description="how often its aggregator failed since the start")
     version: int | None = Field(description="the newest version; null: none yet")
+    versions_per_hour: float | None = Field(
+        description="over the newest hour, or the newest 50 versions where that is less; null: "
+        "unknown",
+        examples=[412.5],
+    )
     waiting_for: WaitingFor
     nodes_eligible: int
     nodes_online: int
@@ -125,12 +161,24 @@ class Contribution(Body):
     lag: int
     examples: int
     steps: int
+    weight: float | None = Field(
+        description="what it counted for: its examples after cap, step factor and discount for "
+        "its lag; null: not noted",
+        examples=[87.5],
+    )
+    share: float | None = Field(
+        description="its weight as a share of all the version's; null: not noted", examples=[0.04]
+    )
 
 
 class VersionShown(Body):
     """A version of a job's model."""
 
     version: int
+    at: datetime | None = Field(description="when it was made; null: unknown")
+    seconds: float | None = Field(
+        description="since the version before; null: unknown", examples=[2.1]
+    )
     elapsed_seconds: float | None = Field(description="since the first node; null: unknown")
     sync: int | None = Field(description="the synchronisation that ended with it, if any")
     lineage: str
@@ -138,6 +186,7 @@ class VersionShown(Body):
     rolled_back_to: int | None = Field(description="it is the model of this version again")
     metrics: dict[str, float] | None
     num_updates: int
+    num_nodes: int = Field(description="whose updates went into it", examples=[23])
     is_kept: bool = Field(description="its model can be had, and rolled back to")
     is_promoted: bool
 
@@ -272,13 +321,25 @@ def list_metrics(
     name: JobName,
     caller: Caller,
     plane: Plane,
-    limit: Annotated[int, Query(ge=1, le=5000)] = 500,
+    limit: Annotated[
+        int, Query(ge=1, le=METRICS_MAX, description="the newest so many, without points")
+    ] = 500,
+    points: Annotated[
+        int | None,
+        Query(
+            ge=2,
+            le=METRICS_MAX,
+            description="all of the job's, thinned evenly to so many at most; limit does not count",
+        ),
+    ] = None,
 ) -> list[Measurement]:
-    """List a job's newest measurements, oldest first, to be drawn."""
+    """List a job's measurements, oldest first, to be drawn."""
     caller.require("versions:read")
     with plane.database.read() as transaction:
         _find(transaction, name)
-    return [Measurement.model_validate(row) for row in plane.history(name).metrics(limit)]
+    history = plane.history(name)
+    rows = history.metrics(limit) if points is None else history.thinned_metrics(points)
+    return [_measurement(row) for row in rows]
 
 
 @router.get("/jobs/{name}/versions/{version}", responses=problems(*ALWAYS, 404), tags=["versions"])
@@ -292,18 +353,8 @@ def show_version(
     row = plane.history(name).row(version)
     if row is None:
         raise not_found("version", version)
-    contributions = [
-        Contribution(
-            node=node,
-            seq=seq,
-            base_version=base,
-            lag=version - 1 - base,
-            examples=examples,
-            steps=steps,
-        )
-        for node, seq, base, examples, steps in row["contributions"]
-    ]
     shown = _version(job, row, kept(plane.jobs_directory / name))
+    contributions = _contributions(version, row["contributions"])
     return VersionWithContributions.model_validate(shown | {"contributions": contributions})
 
 
@@ -390,10 +441,11 @@ def _job(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
         JobShown,
         job,
         version=history.newest(),
+        versions_per_hour=_versions_per_hour(history, plane.now()),
         waiting_for={"code": code, "text": text},
         nodes_eligible=eligible,
         nodes_online=online,
-        newest=newest[-1] if newest else None,
+        newest=_measurement(newest[-1]) if newest else None,
         on_nodes=[
             OnNodes(metric=name, mean=fmean(values), least=min(values), nodes=len(values))
             for name, values in sorted(plane.live.metrics(job.name).items())
@@ -402,10 +454,60 @@ def _job(plane: ControlPlane, transaction: Transaction, job: Job) -> JobShown:
     )
 
 
+def _versions_per_hour(history: JobHistory, now: datetime) -> float | None:
+    """Count the versions of the newest hour; where they are many, go by the newest of them."""
+    times = history.times(RATE_VERSIONS + 1)
+    if len(times) < 2:
+        return None
+    since = max(times[0], now.timestamp() - RATE_SECONDS)
+    num = len(times) - 1 if since == times[0] else sum(at > since for at in times)
+    seconds = now.timestamp() - since
+    return round(num * RATE_SECONDS / seconds, 1) if seconds > 0 else None
+
+
+def _measurement(row: dict[str, Any]) -> Measurement:
+    return Measurement(
+        version=row["version"],
+        at=_moment(row.get("at")),
+        elapsed_seconds=row["elapsed_seconds"],
+        uplink_bytes=row.get("uplink_bytes"),
+        metrics=row["metrics"],
+    )
+
+
+def _contributions(version: int, rows: list[list[Any]]) -> list[Contribution]:
+    """Describe what a version was made of; older rows have no weights."""
+    total = sum(row[5] for row in rows if len(row) > 5)
+    return [
+        Contribution(
+            node=node,
+            seq=seq,
+            base_version=base,
+            lag=version - 1 - base,
+            examples=examples,
+            steps=steps,
+            weight=weight[0] if weight else None,
+            share=round(weight[0] / total, 6) if weight and total else None,
+        )
+        for node, seq, base, examples, steps, *weight in rows
+    ]
+
+
+def _moment(at: float | None) -> datetime | None:
+    """Return a time that a history has in seconds since 1970."""
+    return None if at is None else datetime.fromtimestamp(at, UTC)
+
+
 def _version(job: Job, row: dict[str, Any], having: set[int]) -> dict[str, Any]:
-    same = ("version", "elapsed_seconds", "sync", "lineage", "digest", "rolled_back_to", "metrics")
+    same = (
+        *("version", "seconds", "elapsed_seconds", "sync", "lineage", "digest"),
+        *("rolled_back_to", "metrics"),
+    )
+    contributions = row["contributions"]
     return {name: row.get(name) for name in same} | {
-        "num_updates": len(row["contributions"]),
+        "at": _moment(row.get("at")),
+        "num_updates": len(contributions),
+        "num_nodes": len({item[0] for item in contributions}),
         "is_kept": row["version"] in having,
         "is_promoted": row["version"] in job.promoted,
     }

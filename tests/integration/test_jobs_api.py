@@ -1,0 +1,129 @@
+"""What the API says of jobs and their versions, for whoever watches a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hetertrain.wire.frames import AggregatorStatus
+from hetertrain_cloud.history import METRICS_FILE, VERSIONS_FILE, append_line
+from tests.control import TASK, Bench, control_plane
+
+JOB = {"name": "fleet", "specification": {"task": TASK}}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with control_plane(tmp_path) as made:
+        made.client().post("/api/v1/jobs", json=JOB)
+        (tmp_path / "jobs" / "fleet").mkdir(parents=True)
+        yield made
+
+
+def note(bench: Bench, version: int, seconds_ago: float | None, *contributions: object) -> None:
+    at = None if seconds_ago is None else bench.clock.now().timestamp() - seconds_ago
+    row = {
+        "version": version,
+        "at": at,
+        "elapsed_seconds": 1.0,
+        "sync": None,
+        "lineage": "l",
+        "digest": "d",
+        "rolled_back_to": None,
+        "contributions": contributions,
+    }
+    append_line(bench.directory / "jobs" / "fleet" / VERSIONS_FILE, row)
+
+
+def status(**changes: object) -> AggregatorStatus:
+    fields = {
+        "job": "fleet",
+        "cell": "cloud",
+        "version": 1,
+        "elapsed_seconds": 1.0,
+        "sync": 0,
+        "sync_in_seconds": None,
+        "is_syncing": False,
+        "active": 1,
+        "open_updates": 1,
+        "metrics": {},
+        "updates_by_lag": {},
+        "refused": {},
+        "waiting_code": "updates",
+        "waiting_for": "2 needed, 1 present",
+    }
+    return AggregatorStatus(**fields | changes)  # type: ignore[arg-type]  # as given
+
+
+def test_a_version_shows_who_made_it_by_weight_and_when(bench: Bench) -> None:
+    client = bench.client()
+    note(bench, 1, 10.0, ["old", 1, 0, 10, 5])
+    note(bench, 2, 7.5, ["a", 1, 1, 10, 5, 75.0], ["a", 2, 1, 10, 5, 15.0], ["b", 1, 0, 8, 5, 10.0])
+
+    one, two = (client.get(f"/api/v1/jobs/fleet/versions/{v}").json() for v in (1, 2))
+
+    assert [item["share"] for item in two["contributions"]] == [0.75, 0.15, 0.1]
+    assert [item["lag"] for item in two["contributions"]] == [0, 0, 1]
+    assert (two["num_updates"], two["num_nodes"], two["seconds"]) == (3, 2, 2.5)
+    assert two["at"] == "2025-12-31T23:59:52.500000Z"
+    assert (one["contributions"][0]["weight"], one["contributions"][0]["share"]) == (None, None)
+    assert one["seconds"] is None
+
+
+def test_a_job_says_how_many_versions_it_makes_an_hour(bench: Bench) -> None:
+    client = bench.client()
+
+    def rate() -> float | None:
+        shown = client.get("/api/v1/jobs/fleet").json()["versions_per_hour"]
+        return None if shown is None else float(shown)
+
+    assert rate() is None
+    note(bench, 0, None)
+    note(bench, 1, 400.0)
+    assert rate() is None
+    for version in range(2, 42):
+        note(bench, version, 410.0 - 10 * version)
+    assert rate() == 360.0
+    for version in range(42, 142):
+        note(bench, version, 0.0)
+    bench.clock.move(seconds=100)
+    assert rate() == 1800.0  # the newest 50
+    bench.clock.move(hours=2)
+    assert rate() == 0.0
+
+
+def test_a_job_says_what_it_waits_for_and_what_compression_saves(bench: Bench) -> None:
+    client = bench.client()
+    bench.plane.live.hear(
+        status(
+            cut_in_seconds=1.5,
+            nodes_for_cut=3,
+            nodes_in_cut=1,
+            num_parameters=1000,
+            uplink_bytes=50,
+            uplink_dense_bytes=4000,
+        )
+    )
+    live = client.get("/api/v1/jobs/fleet").json()["live"]
+    assert (live["cut_in_seconds"], live["nodes_for_cut"], live["nodes_in_cut"]) == (1.5, 3, 1)
+    assert (live["uplink_bytes"], live["uplink_dense_bytes"]) == (50, 4000)
+    assert live["num_parameters"] == 1000
+
+
+def test_a_long_job_is_drawn_from_few_points_and_by_bytes(bench: Bench) -> None:
+    client = bench.client()
+    path = bench.directory / "jobs" / "fleet" / METRICS_FILE
+    append_line(path, {"version": 0, "elapsed_seconds": 0.0, "metrics": {"r2": 0.0}})
+    for version in range(1, 101):
+        measured = {"at": 60.0 * version, "elapsed_seconds": 1.0, "uplink_bytes": 9 * version}
+        append_line(path, {"version": version} | measured | {"metrics": {"r2": 0.5}})
+
+    few = client.get("/api/v1/jobs/fleet/metrics?points=3").json()
+
+    assert [row["version"] for row in few] == [0, 50, 100]
+    assert [row["uplink_bytes"] for row in few] == [None, 450, 900]
+    assert [row["at"] for row in few] == [None, "1970-01-01T00:50:00Z", "1970-01-01T01:40:00Z"]
+    assert len(client.get("/api/v1/jobs/fleet/metrics?limit=10").json()) == 10
+    assert client.get("/api/v1/jobs/fleet/metrics?points=1").status_code == 422
