@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 NEEDS = ("torch", "iotcore", "safetensors", "matplotlib")
 PIPED_COLUMNS = 150
 """The width of wide tables that go to a file."""
+VEHICLES, VEHICLES_WITH_CONSOLE = 12, 8
+SECONDS = 60.0
+"""The demo trains for so long."""
 VIOLATED = 1
 """Exit code of a simulation in which a promise was broken."""
 
@@ -36,11 +39,11 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
         "--task", choices=("driving", "digits"), default="driving", help="what is learnt"
     )
     parser.add_argument(
-        "--vehicles", type=_at_least(2), default=12, metavar="N", help="vehicles (12)"
+        "--vehicles", type=_at_least(2), metavar="N", help="vehicles (12; with a console 8)"
     )
     parser.add_argument("--edges", type=_at_least(0), default=2, metavar="M", help="gateways (2)")
     parser.add_argument(
-        "--seconds", type=float, default=60.0, metavar="S", help="training time (60)"
+        "--seconds", type=float, metavar="S", help="training time (60; with a console: no end)"
     )
     parser.add_argument(
         "--seed", type=_at_least(0), default=1, metavar="K", help="seeds everything (1)"
@@ -49,9 +52,11 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        default=Path("runs/demo"),
         metavar="DIR",
-        help="where results go (runs/demo)",
+        help="where results go (runs/demo; with a console nothing is kept)",
+    )
+    parser.add_argument(
+        "--console", action="store_true", help="show the fleet in the admin console, until Ctrl-C"
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
@@ -60,22 +65,48 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_demo(arguments: argparse.Namespace) -> int:
     """Run the main job and print or show what came out."""
+    if arguments.console:
+        return _run_console_demo(arguments)
     from hetertrain_lab import demo
 
     settings = demo.DemoSettings(
         task=arguments.task,
-        num_vehicles=arguments.vehicles,
+        num_vehicles=arguments.vehicles or VEHICLES,
         num_edges=arguments.edges,
-        seconds=arguments.seconds,
+        seconds=arguments.seconds or SECONDS,
         seed=arguments.seed,
         has_baseline=not arguments.no_baseline,
-        directory=arguments.output,
+        directory=arguments.output or Path("runs/demo"),
         is_quiet=arguments.json,
     )
     results = demo.run_demo(settings)
     if arguments.json:
         plain = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(settings).items()}
         _print_json("demo", plain, results)
+    return 0
+
+
+def _run_console_demo(arguments: argparse.Namespace) -> int:
+    from hetertrain_lab import console_demo
+
+    settings = console_demo.ConsoleDemoSettings(
+        directory=arguments.output and arguments.output / "console",
+        task=arguments.task,
+        num_vehicles=arguments.vehicles or VEHICLES_WITH_CONSOLE,
+        num_edges=arguments.edges,
+        seed=arguments.seed,
+    )
+
+    def show(demo: console_demo.ConsoleDemo) -> None:
+        if arguments.json:
+            where = {"url": demo.url, "name": demo.name, "password": demo.password}
+            _print_json("demo", {"console": True}, where)
+            sys.stdout.flush()
+        else:
+            # Who sets a time is a program, or looks already.
+            console_demo.show_console(demo, opens_browser=arguments.seconds is None)
+
+    console_demo.run_console_demo(settings, arguments.seconds, show)
     return 0
 
 

@@ -142,7 +142,7 @@ def run_fleet(
 ) -> RunResult:
     """Train one fleet under one policy for the set time."""
     directory = settings.directory / policy
-    _forget_earlier_run(directory)
+    forget_earlier_run(directory)
     with EmbeddedBroker(directory / "broker") as broker:
         plan = FleetPlan(
             job=f"{settings.task}-{policy}",
@@ -199,7 +199,7 @@ def _watch(
             raise HetertrainError(f"no vehicle began to train within {START_SECONDS_MAX:g} s")
 
 
-def _forget_earlier_run(directory: Path) -> None:
+def forget_earlier_run(directory: Path) -> None:
     """Delete what an earlier demo left in its own directory; a job would go on from it."""
     if not directory.exists():
         return

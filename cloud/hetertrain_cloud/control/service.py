@@ -145,6 +145,8 @@ class ControlService:
             ws_max_size=SOCKET_BYTES_MAX,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
+        # Else the upkeep, which begins before the server, may find no TLS context to renew.
+        configuration.load()
         return uvicorn.Server(configuration)
 
     def _offer_bootstrap(self) -> None:
