@@ -20,6 +20,8 @@ JOB_TONES: dict[str, Tone] = {
     "failed": "bad",
 }
 
+ALERT_TONES: dict[str, Tone] = {"critical": "bad", "warning": "warning", "info": "busy"}
+ALERT_PICTURES = {"critical": "error", "warning": "warning", "info": "info"}
 _DOING_TONES: dict[str, Tone] = {
     "training": "good",
     "collecting": "good",

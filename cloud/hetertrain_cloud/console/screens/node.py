@@ -8,6 +8,7 @@ from typing import Any
 
 from hetertrain.wire.topics import CLOUD_CELL
 from hetertrain_cloud.console import words
+from hetertrain_cloud.console.client import ProblemAnswer
 from hetertrain_cloud.console.elements import (
     Field,
     Modal,
@@ -26,6 +27,7 @@ from hetertrain_cloud.console.elements import (
 from hetertrain_cloud.console.view import Screen, View, to
 
 EVENTS = 50
+REFUSALS = 5
 CHECK_PICTURES = {
     "ok": "check_circle",
     "failing": "cancel",
@@ -191,6 +193,25 @@ def events_list(events: list[dict[str, Any]]) -> None:
             event_item(event)
 
 
+def refusals(found: dict[str, Any]) -> None:
+    """Show what was refused of it, and what that means."""
+    if not found["items"]:
+        return
+    with card("What was refused"):
+        for reason in found["by_reason"]:
+            with tag("div", "", "callout callout-warning"):
+                icon("block")
+                with tag("div"):
+                    tag("strong", f"{words.many(reason['count'], 'time')}: ")
+                    tag("span", f"{reason['explanation']} {reason['advice']}")
+        with tag("ul", "", "events"):
+            for each in found["items"]:
+                with tag("li", "", "event"):
+                    tag("span", "", "dot tone-bad")
+                    tag("span", each["detail"])
+                    moment(each["at"])
+
+
 class Node:
     """The screen."""
 
@@ -213,6 +234,7 @@ class Node:
             with tag("div", "", "stack"):
                 with card("Why it trains, or not"):
                     self._why = Region(explanation, "stack")
+                self._refused = Region(refusals)
                 with card("What happened"):
                     self._events = Region(events_list)
             with tag("div", "", "stack"):
@@ -232,7 +254,19 @@ class Node:
         self._why.show(why | {"checks": [settled(check) for check in why["checks"]]})
         self._work.show(live and {k: v for k, v in live.items() if k != "seconds_ago"})
         self._about.show({k: v for k, v in self._node.items() if k != "live"})
+        if live and self._view.may("jobs:read"):
+            await self._look_for_refusals(live["job"])
         self._events.show((await api.get(f"{path}/events", limit=EVENTS))["items"])
+
+    async def _look_for_refusals(self, job: str) -> None:
+        asked = {"node": self._name, "limit": REFUSALS}
+        try:
+            found = await self._view.api.get(f"/jobs/{job}/refusals", **asked)
+        except ProblemAnswer as problem:
+            if problem.status != 404:  # A node may speak of a job that nobody made here.
+                raise
+        else:
+            self._refused.show({key: found[key] for key in ("items", "by_reason")})
 
     def _buttons(self, shown: tuple[str, bool]) -> None:
         state, is_online = shown

@@ -23,10 +23,12 @@ from hetertrain_cloud.console.view import Screen, View, to
 
 JOBS = 20
 """More are on the screen of jobs."""
+ALERTS = 3
 RULES = 6
 CURVE_POINTS = 300
 CURVE_SECONDS = 6.0
 FLEET_SECONDS = 4.0
+ALERT_SECONDS = 10.0
 
 
 def saved(num_bytes: int | None, dense: int | None) -> str:
@@ -152,6 +154,20 @@ class JobCard:
         self._drawn.classes("chart-small")
 
 
+def needs_somebody(found: list[dict[str, Any]]) -> None:
+    """Show what needs somebody now, worst first."""
+    for alert in found:
+        tone = words.ALERT_TONES[alert["severity"]]
+        with tag("div", "", f"callout callout-{tone}"):
+            icon(words.ALERT_PICTURES[alert["severity"]])
+            with tag("div"):
+                tag("strong", alert["text"])
+                tag("span", " ")
+                tag("span", alert["advice"])
+    if found:
+        link("All alerts", to("/alerts"))
+
+
 def fleet_card(counts: Mapping[str, Any]) -> None:
     """Show what nodes do."""
     active = counts["by_state"].get("active", 0)
@@ -218,6 +234,8 @@ class Overview:
             if view.may("jobs:write"):
                 link("New job", to("/jobs/new"), "button")
         if view.may("nodes:read"):
+            self._alerts = Region(needs_somebody, "stack alerts")
+            await view.live(self._warn, ALERT_SECONDS)
             with tag("div", "", "grid"):
                 with card("The fleet"):
                     self._fleet = Region(fleet_card, "stack")
@@ -252,6 +270,10 @@ class Overview:
         for name, each in self._cards.items():
             path = f"/jobs/{name}/metrics"
             each.draw(await self._view.api.get(path, limit=CURVE_POINTS))
+
+    async def _warn(self) -> None:
+        found = (await self._view.api.get("/alerts"))["items"]
+        self._alerts.show([alert for alert in found if alert["severity"] != "info"][:ALERTS])
 
     async def _count(self) -> None:
         counts = await self._view.api.get("/fleet")
