@@ -269,7 +269,7 @@ class Overview:
     async def _draw(self) -> None:
         for name, each in self._cards.items():
             path = f"/jobs/{name}/metrics"
-            each.draw(await self._view.api.get(path, limit=CURVE_POINTS))
+            each.draw(await self._view.api.get(path, points=CURVE_POINTS))
 
     async def _warn(self) -> None:
         found = (await self._view.api.get("/alerts"))["items"]
