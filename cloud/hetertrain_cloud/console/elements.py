@@ -161,15 +161,20 @@ class Field(Element, component="static/field.js"):
     ) -> None:
         """``kind`` is a type of HTML's input, ``select`` (with ``options``) or ``textarea``.
 
-        ``props``: hint, error, placeholder, required, options (value, text), rows, least, most.
+        ``props``: hint, error, placeholder, required, options (value, text), rows, least, most,
+        inputmode.
         """
         super().__init__()
         self.value: Any = value
         self._on_value = on_value
         self._props.update(label=label, kind=kind, value=value, **props)
         self.on("value", self._take, throttle=0.15, leading_events=False)
+        # Who types and clicks at once is not to lose the last letters.
+        self.on("settle", self._take)
 
     def _take(self, event: GenericEventArguments) -> Any:
+        if event.args == self.value:
+            return None
         self.value = event.args
         return self._on_value(event.args) if self._on_value else None
 
@@ -214,14 +219,21 @@ class Modal(Element, component="static/modal.js"):
 class Chart(Element, component="static/chart.js", esm={"nicegui-echart": str(_CHARTS)}):
     """A chart; colours in its options are names of the style sheet, as ``var(--accent)``."""
 
-    def __init__(self, label: str, options: dict[str, Any], unit: str = "") -> None:
+    def __init__(
+        self, label: str, options: dict[str, Any], unit: str = "", *, along: str = ""
+    ) -> None:
+        """``unit`` is of the values, ``along`` of what they are drawn over: bytes, seconds or, if
+        empty, a mere number.
+        """
         super().__init__()
-        self._props.update(label=label, options=options, unit=unit)
+        self._props.update(label=label, options=options, unit=unit, along=along)
 
-    def draw(self, options: dict[str, Any]) -> None:
+    def draw(self, options: dict[str, Any], *, along: str | None = None) -> None:
         """Draw other options, where they are others."""
-        if options != self._props["options"]:
-            self._props["options"] = options
+        if along is None:
+            along = self._props["along"]
+        if (options, along) != (self._props["options"], self._props["along"]):
+            self._props.update(options=options, along=along)
             self.update()
 
 
@@ -296,6 +308,58 @@ class DataTable(Element, component="static/data_table.js"):
         if (shown, order) != (self._props["rows"], self._props.get("sorted")):
             self._props.update(rows=shown, sorted=order)
             self.update()
+
+
+class Pager(Element):
+    """The way through a list whose pages follow each other by cursors."""
+
+    def __init__(self, on_turn: Handler) -> None:
+        """``on_turn`` is called when another page is to be shown."""
+        super().__init__("div")
+        self.classes("pager")
+        self._on_turn = on_turn
+        self._starts = [""]
+        self._next: str | None = None
+        with self:
+            self._said = Region(lambda text: tag("span", text), name="span")
+            with tag("div", "", "actions"):
+                self._before = button("Before", self._turn_back, "button-small", "chevron_left")
+                self._after = button("Next", self._turn_on, "button-small", "chevron_right")
+        self.show("", None)
+
+    @property
+    def cursor(self) -> str:
+        """Where the page begins that is seen."""
+        return self._starts[-1]
+
+    @property
+    def number(self) -> int:
+        """Which page it is; 0 is the first."""
+        return len(self._starts) - 1
+
+    def show(self, text: str, next_cursor: str | None) -> None:
+        """Say what the page shows, and where the next begins."""
+        self._next = next_cursor
+        self._said.show(text)
+        self._allow(self._before, is_allowed=self.number > 0)
+        self._allow(self._after, is_allowed=next_cursor is not None)
+        self.set_visibility(self.number > 0 or next_cursor is not None)
+
+    @staticmethod
+    def _allow(turn: Element, *, is_allowed: bool) -> None:
+        if turn._props.get("disabled") is not (not is_allowed):
+            turn._props["disabled"] = not is_allowed
+            turn.update()
+
+    def _turn_back(self) -> Any:
+        if self.number:
+            self._starts.pop()
+        return self._on_turn()
+
+    def _turn_on(self) -> Any:
+        if self._next is not None:
+            self._starts.append(self._next)
+        return self._on_turn()
 
 
 class Region(Element):

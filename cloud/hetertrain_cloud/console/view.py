@@ -50,6 +50,7 @@ class View:
         self.api = api
         self.path: dict[str, str] = {k: str(v) for k, v in request.path_params.items()}
         self.query = dict(request.query_params)
+        self._query = request.query_params
         self.name = ""
         self._rights: frozenset[str] = frozenset()
         self._is_dark = request.cookies.get(THEME_COOKIE) == "dark"
@@ -60,6 +61,10 @@ class View:
     def may(self, right: str) -> bool:
         """Tell whether the viewer has a right."""
         return right in self._rights
+
+    def asked(self, name: str) -> list[str]:
+        """Return all that the address asks for by a name, in order."""
+        return self._query.getlist(name)
 
     async def open(self, screens: list[Screen]) -> None:
         """Make the page."""
@@ -261,9 +266,11 @@ class View:
 
 
 def to(path: str, **query: object) -> str:
-    """Return the address of a screen; what is None or empty in ``query`` is left out."""
+    """Return the address of a screen; what is None or empty in ``query`` is left out, and a list
+    stands there as often as it has items.
+    """
     given = {name: value for name, value in query.items() if value not in (None, "")}
-    return f"{MOUNT}{quote(path)}" + (f"?{urlencode(given)}" if given else "")
+    return f"{MOUNT}{quote(path)}" + (f"?{urlencode(given, doseq=True)}" if given else "")
 
 
 def register(

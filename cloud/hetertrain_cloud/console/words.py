@@ -89,3 +89,23 @@ def plain(code: str) -> str:
 def sentence(text: str) -> str:
     """Write a text as a sentence of its own."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def labels_text(labels: dict[str, str]) -> str:
+    """Write labels as they are edited: one a line."""
+    return "\n".join(f"{key}={value}" for key, value in labels.items())
+
+
+def read_labels(text: str) -> dict[str, str]:
+    """Read labels, one a line.
+
+    Raises:
+        ValueError: a line is not KEY=VALUE.
+    """
+    labels = {}
+    for line in filter(None, (line.strip() for line in text.splitlines())):
+        key, sign, value = line.partition("=")
+        if not sign or not key.strip():
+            raise ValueError(f"write KEY=VALUE, not {line!r}")
+        labels[key.strip()] = value.strip()
+    return labels

@@ -48,26 +48,6 @@ EVENT_TONES: dict[str, Tone] = {
 }
 
 
-def labels_text(labels: dict[str, str]) -> str:
-    """Write labels as they are edited: one a line."""
-    return "\n".join(f"{key}={value}" for key, value in labels.items())
-
-
-def read_labels(text: str) -> dict[str, str]:
-    """Read labels, one a line.
-
-    Raises:
-        ValueError: a line is not KEY=VALUE.
-    """
-    labels = {}
-    for line in filter(None, (line.strip() for line in text.splitlines())):
-        key, sign, value = line.partition("=")
-        if not sign or not key.strip():
-            raise ValueError(f"write KEY=VALUE, not {line!r}")
-        labels[key.strip()] = value.strip()
-    return labels
-
-
 def check_item(check: dict[str, Any]) -> None:
     """Show one check: whether it holds, what was found, what to do."""
     state = check["state"]
@@ -307,14 +287,14 @@ class Node:
             tag("h2", f"Labels of {self._name}")
             field = Field(
                 "One a line, KEY=VALUE",
-                labels_text(self._node["labels"]),
+                words.labels_text(self._node["labels"]),
                 kind="textarea",
                 hint="Jobs choose their nodes by labels.",
             )
 
             async def save() -> None:
                 try:
-                    body = {"labels": read_labels(field.value)}
+                    body = {"labels": words.read_labels(field.value)}
                 except ValueError as error:
                     field.complain(str(error))
                     return

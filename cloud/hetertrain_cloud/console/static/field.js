@@ -19,8 +19,9 @@ export default {
     most: Number,
     step: [Number, String],
     autocomplete: { type: String, default: "off" },
+    inputmode: String,
   },
-  emits: ["value", "enter"],
+  emits: ["value", "settle", "enter"],
   data() {
     counter += 1;
     return { own: this.value, key: `field-${counter}` };
@@ -34,6 +35,10 @@ export default {
     change(value) {
       this.own = value;
       this.$emit("value", value);
+    },
+    settle(value) {
+      this.own = value;
+      this.$emit("settle", value);
     },
     focus() {
       this.$refs.control?.focus();
@@ -53,10 +58,10 @@ export default {
         const options = (this.options || []).map(([value, text]) =>
           h("option", { value, selected: value === this.own }, text),
         );
-        return h("select", { ...common, value: this.own, onChange: (e) => this.change(e.target.value) }, options);
+        return h("select", { ...common, value: this.own, onChange: (e) => this.settle(e.target.value) }, options);
       }
       if (this.kind === "checkbox") {
-        const onChange = (e) => this.change(e.target.checked);
+        const onChange = (e) => this.settle(e.target.checked);
         return h("input", { ...common, type: "checkbox", checked: Boolean(this.own), onChange });
       }
       const typed = {
@@ -64,7 +69,9 @@ export default {
         value: this.own,
         placeholder: this.placeholder,
         autocomplete: this.autocomplete,
+        inputmode: this.inputmode,
         onInput: (e) => this.change(e.target.value),
+        onChange: (e) => this.settle(e.target.value),
       };
       if (this.kind === "textarea") return h("textarea", { ...typed, rows: this.rows || 8, spellcheck: false });
       return h("input", {
