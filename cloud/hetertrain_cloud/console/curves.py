@@ -10,21 +10,26 @@ Points = Sequence[tuple[float, float]]
 
 
 def lines(
-    curves: Mapping[str, Points], across: str, *, is_from_zero: bool = False
+    curves: Mapping[str, Points],
+    across: str,
+    *,
+    is_from_zero: bool = False,
+    has_legend: bool = False,
 ) -> dict[str, Any]:
     """Return a chart of curves by name over what ``across`` names."""
     axis = _axis()
+    has_legend = has_legend or len(curves) > 1
     return {
         "animation": False,
         "color": list(COLOURS),
         "grid": {
             "left": 8,
             "right": 18,
-            "top": 34 if len(curves) > 1 else 14,
+            "top": 34 if has_legend else 14,
             "bottom": 30,
             "containLabel": True,
         },
-        "legend": {"show": len(curves) > 1, "top": 0, "textStyle": {"color": "var(--text)"}},
+        "legend": {"show": has_legend, "top": 0, "textStyle": {"color": "var(--text)"}},
         "tooltip": _tooltip() | {"trigger": "axis"},
         "xAxis": axis
         | {

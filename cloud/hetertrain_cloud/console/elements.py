@@ -184,6 +184,12 @@ class Field(Element, component="static/field.js"):
         self._props["value"] = value
         self.update()
 
+    def suggest(self, placeholder: str) -> None:
+        """Show another text where nothing stands in it."""
+        if self._props.get("placeholder", "") != placeholder:
+            self._props.update(placeholder=placeholder, value=self.value)
+            self.update()
+
     def offer(self, options: Sequence[tuple[str, str]]) -> None:
         """Offer other options (value, text), where they are others."""
         if self._props.get("options") != options:

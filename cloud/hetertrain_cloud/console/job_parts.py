@@ -76,6 +76,13 @@ def waits(job: Mapping[str, Any]) -> None:
                 tag("span", words.sentence(job["waiting_for"]["text"]))
 
 
+def rolling_back(version: int | None) -> None:
+    """Say that a rollback is under way."""
+    if version is not None:
+        with tag("div", "", "callout callout-busy"):
+            tag("span", f"It goes on from version {version:,} within seconds.")
+
+
 def saved(num_bytes: int | None, dense: int | None) -> str:
     """Say what compression saved."""
     if not num_bytes or not dense or dense <= num_bytes:

@@ -70,18 +70,35 @@ class Option:
         return words.plain(self.name).capitalize()
 
 
-async def schema_of(api: ApiClient) -> dict[str, Any]:
-    """Ask for the JSON schema of a specification.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What can be set, by name."""
+
+    options: dict[str, Option]
+    presets: dict[str, dict[str, float | None]]
+    """What each scheme has where nothing is set; None: never."""
+
+    def unset(self, name: str, scheme: str) -> str:
+        """Say what an option is under a scheme where it is not set; empty: that is not known."""
+        preset = self.presets.get(scheme, {})
+        if name not in preset:
+            return ""
+        value = preset[name]
+        return "never" if value is None else f"{value:.6g}"
+
+
+async def form_of(api: ApiClient) -> Form:
+    """Ask what can be set.
 
     Raises:
         ProblemAnswer: the API refused.
     """
-    schema: dict[str, Any] = await api.get("/job-schema")
-    return schema
+    found = await api.get("/job-schema")
+    return Form(options_of(found["specification"]), found["presets"])
 
 
 def options_of(schema: Mapping[str, Any]) -> dict[str, Option]:
-    """Return what can be set, by name."""
+    """Return what a JSON schema lets set, by name."""
     required = schema.get("required", ())
     return {
         name: _option(name, field, is_required=name in required)
@@ -160,20 +177,18 @@ def refusals(errors: Sequence[tuple[str, str]], first: str = "") -> dict[str, st
     for where, message in errors:
         parts = [part for part in where.split(".") if part not in ("body", "specification")]
         name = parts[0] if parts else first
-        message = message.removeprefix("Value error, ")
-        found[name] = f"{found[name]}; {message}" if name in found else message
+        text = message.removeprefix("Value error, ")
+        found[name] = f"{found[name]}; {text}" if name in found else text
     return found
 
 
-def with_defaults_left_out(
-    specification: Specification, schema: Mapping[str, Any]
-) -> Specification:
+def without_defaults(specification: Specification, options: Mapping[str, Option]) -> Specification:
     """Return only what is set otherwise than by default."""
-    fields = schema["properties"]
     return {
         name: value
         for name, value in specification.items()
-        if name not in fields or value != fields[name].get("default")
+        if name not in options
+        or _entry(options[name].kind, value, options[name].default) != options[name].default
     }
 
 

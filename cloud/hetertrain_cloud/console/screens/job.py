@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hetertrain_cloud.console import words
 from hetertrain_cloud.console.curves import bars, by_metric, leading, lines
 from hetertrain_cloud.console.elements import (
     Chart,
-    DataTable,
     Column,
+    DataTable,
     Field,
     Region,
     button,
@@ -28,19 +29,20 @@ from hetertrain_cloud.console.job_parts import (
     give_order,
     job_tabs,
     orders_of,
+    rolling_back,
     state_pill,
     waits,
 )
 from hetertrain_cloud.console.specification import (
     Specification,
-    schema_of,
-    with_defaults_left_out,
+    form_of,
+    without_defaults,
     written,
 )
 from hetertrain_cloud.console.view import Screen, View, to
 
 CURVE_POINTS = 500
-CURVE_SECONDS = 6.0
+HISTORY_SECONDS = 6.0
 NODES_SECONDS = 4.0
 ACROSS = {
     "version": ("version", ""),
@@ -49,7 +51,11 @@ ACROSS = {
 }
 """What metrics are drawn over: the field, what it is called, its unit."""
 LAGS_SHOWN = 12
-REASONS = (Column("reason", "Reason", "link"), Column("count", "Refused", "number"))
+REASONS = (
+    Column("reason", "Reason", "link"),
+    Column("means", "Meaning"),
+    Column("count", "Refused", "number"),
+)
 _SHOWN = (
     *("state", "waiting_for", "version", "versions_per_hour", "newest"),
     *("nodes_eligible", "nodes_online", "live"),
@@ -66,34 +72,35 @@ def by_lag(counts: Mapping[str, int]) -> dict[str, float]:
     return shown
 
 
-def refused_rows(job: str, refused: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Lay out how many were refused, most first."""
+def refused_rows(job: str, reasons: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Lay out how many were refused, by reason."""
     return [
         {
-            "key": reason,
+            "key": each["reason"],
             "reason": {
-                "text": words.sentence(words.plain(reason)).rstrip("."),
-                "href": to("/quarantine", job=job, reason=reason),
+                "text": words.plain(each["reason"]).capitalize(),
+                "href": to("/quarantine", job=job, reason=each["reason"]),
             },
-            "count": num,
+            "means": each["explanation"],
+            "count": each["count"],
         }
-        for reason, num in sorted(refused.items(), key=lambda item: -item[1])
+        for each in reasons
     ]
 
 
 def specification_facts(specification: Specification) -> None:
     """Show what is set."""
-
-    def lines_of(value: object) -> None:
-        for line in written(value):
-            tag("div", line)
-
     facts(
         [
-            (words.plain(name).capitalize(), lambda value=value: lines_of(value))
+            (words.plain(name).capitalize(), partial(_value_lines, value))
             for name, value in specification.items()
         ]
     )
+
+
+def _value_lines(value: object) -> None:
+    for line in written(value):
+        tag("div", line)
 
 
 class OneJob:
@@ -106,20 +113,19 @@ class OneJob:
         self._metric = ""
         self._across = "version"
         self._rows: list[dict[str, Any]] = []
-        self._schema: dict[str, Any] = {}
 
     async def build(self) -> None:
         """Make the screen."""
         view, name = self._view, self._name
         job = await view.api.get(self._path)
-        self._schema = await schema_of(view.api)
+        self._options = (await form_of(view.api)).options
         crumbs(("Jobs", "/jobs"), here=name)
         with view.head(name):
             self._state = Region(state_pill, name="span")
             self._orders = self._order_buttons()
         job_tabs(name, self._path)
         self._waits = Region(waits)
-        self._rollback = Region(self._rolling_back)
+        self._rollback = Region(rolling_back)
         with card():
             self._figures = Region(figures)
         if view.may("versions:read"):
@@ -142,8 +148,9 @@ class OneJob:
             tag("p", "All else is as the scheme has it.", "hint")
         self._show(job)
         await view.live(self._refresh)
+        await view.live(self._look_at_refused, HISTORY_SECONDS)
         if view.may("versions:read"):
-            await view.live(self._draw, CURVE_SECONDS)
+            await view.live(self._draw, HISTORY_SECONDS)
         if view.may("nodes:read"):
             await view.live(self._count, NODES_SECONDS)
 
@@ -177,13 +184,7 @@ class OneJob:
         self._lags.show(bool(live.get("updates_by_lag")))
         if live.get("updates_by_lag"):
             self._lag_bars.draw(bars(by_lag(live["updates_by_lag"]), "lag", "updates"))
-        self._refused.show(dict(live.get("refused", {})))
-        self._specification.show(with_defaults_left_out(job["specification"], self._schema))
-
-    def _rolling_back(self, version: int | None) -> None:
-        if version is not None:
-            with tag("div", "", "callout callout-busy"):
-                tag("span", f"It goes on from version {version:,} within seconds.")
+        self._specification.show(without_defaults(job["specification"], self._options))
 
     def _curve_card(self) -> None:
         with card():
@@ -253,11 +254,15 @@ class OneJob:
         self._lag_bars.classes("chart-small")
         tag("p", "Versions that were made while a node worked on its update.", "hint")
 
-    def _refusals(self, refused: dict[str, int]) -> None:
-        if not refused:
+    async def _look_at_refused(self) -> None:
+        page = await self._view.api.get(f"{self._path}/refusals", limit=1)
+        self._refused.show(page["by_reason"])
+
+    def _refusals(self, reasons: list[dict[str, Any]]) -> None:
+        if not reasons:
             empty("Nothing refused", "Updates that are not fit to be merged are counted here.")
             return
-        DataTable("Refused by reason", REASONS).show(refused_rows(self._name, refused))
+        DataTable("Refused by reason", REASONS).show(refused_rows(self._name, reasons))
 
 
 async def build(view: View) -> None:

@@ -10,6 +10,7 @@ from hetertrain_cloud.console.elements import (
     DataTable,
     Pager,
     Region,
+    Tone,
     button,
     card,
     empty,
@@ -35,6 +36,9 @@ COLUMNS = (
     Column("nodes", "Nodes online"),
     Column("waits", "Waits for"),
 )
+ACTIONS: list[tuple[str, str, Tone]] = [
+    (action, label, "quiet") for action, (label, _, _) in ORDERS.items()
+]
 
 
 def row(job: dict[str, Any]) -> dict[str, Any]:
@@ -63,9 +67,8 @@ class Jobs:
     async def build(self) -> None:
         """Make the screen."""
         view = self._view
-        self._may_change = view.may("jobs:write")
         with view.head("Jobs"):
-            if self._may_change:
+            if view.may("jobs:write"):
                 link("New job", to("/jobs/new"), "button button-primary")
         with card("", "card-flush"):
             self._bulk = Region(self._chosen_row, "bar-row bulk")
@@ -73,9 +76,7 @@ class Jobs:
                 "Jobs",
                 COLUMNS,
                 on_choose=self._bulk_of if view.may("versions:read") else None,
-                actions=[(action, label, "") for action, (label, _, _) in ORDERS.items()]
-                if self._may_change
-                else (),
+                actions=ACTIONS if view.may("jobs:write") else (),
                 on_act=self._order,
             )
             self._none = Region(self._nothing)
@@ -94,7 +95,7 @@ class Jobs:
     def _nothing(self, has_jobs: bool) -> None:
         if not has_jobs:
             text = "A job is one model that the fleet trains: say which task, and which nodes."
-            if self._may_change:
+            if self._view.may("jobs:write"):
                 empty("No job yet", text, to("/jobs/new"), "Create a job")
             else:
                 empty("No job yet", f"{text} An operator can create one.")
