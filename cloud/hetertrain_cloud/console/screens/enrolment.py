@@ -89,7 +89,7 @@ def claim_row(claim: Mapping[str, Any], now: datetime) -> dict[str, Any]:
             "share": claim["uses"] / claim["uses_max"],
             "text": f"{claim['uses']:,} of {claim['uses_max']:,}",
         },
-        "approval": "by an operator" if claim["needs_approval"] else "not needed",
+        "approval": "needed" if claim["needs_approval"] else "not needed",
         "by": claim["created_by"],
         "expires": claim["expires_at"],
         "state": {"text": state, "tone": tone},
@@ -173,7 +173,7 @@ class Enrolment:
 
     def _make_expiring(self) -> None:
         may = self._view.may("claims:write")
-        with card("Certificates that end", "card-flush"):
+        with card("Certificates about to end", "card-flush"):
             tag(
                 "p",
                 f"Nodes renew by themselves ten days before. These have {EXPIRING_DAYS} days or "
