@@ -50,7 +50,8 @@ async def give_order(view: View, name: str, action: str) -> bool:
 def measured(metrics: Mapping[str, float] | None) -> str:
     """Write metrics in a line."""
     found = sorted((metrics or {}).items(), key=lambda item: (item[0] != _first(metrics), item[0]))
-    return ", ".join(f"{words.plain(name)} {value:.4g}" for name, value in found)
+    # A name stays with its value where the line is broken.
+    return ", ".join(f"{words.plain(name)}\xa0{value:.4g}" for name, value in found)
 
 
 def _first(metrics: Mapping[str, float] | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -137,7 +137,9 @@ def read_entries(
 def write_toml(specification: Specification) -> str:
     """Write a specification as TOML, an option a line."""
     return "".join(
-        f"{key} = {_toml(value)}\n" for key, value in specification.items() if value is not None
+        f"{name} = {_toml(specification[name])}\n"
+        for name in in_order(specification)
+        if specification[name] is not None
     )
 
 
@@ -185,11 +187,18 @@ def refusals(errors: Sequence[tuple[str, str]], first: str = "") -> dict[str, st
 def without_defaults(specification: Specification, options: Mapping[str, Option]) -> Specification:
     """Return only what is set otherwise than by default."""
     return {
-        name: value
-        for name, value in specification.items()
+        name: specification[name]
+        for name in in_order(specification)
         if name not in options
-        or _entry(options[name].kind, value, options[name].default) != options[name].default
+        or _entry(options[name].kind, specification[name], options[name].default)
+        != options[name].default
     }
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Put options in the order of the form."""
+    placed = [name for _, _, of_section in SECTIONS for name in of_section]
+    return sorted(names, key=lambda name: placed.index(name) if name in placed else len(placed))
 
 
 def written(value: object) -> list[str]:
@@ -201,6 +210,8 @@ def written(value: object) -> list[str]:
             return [f"{key}={text}" for key, text in value.items()]
         case list():
             return [str(item) for item in value]
+        case float():
+            return [f"{value:.12g}"]
         case _:
             return [str(value)]
 

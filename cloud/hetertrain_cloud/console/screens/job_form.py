@@ -60,11 +60,14 @@ class SpecificationForm:
             ]
         with tag("div", "", "stack") as self._form_side:
             for title, text, names in SECTIONS:
-                with card(title):
-                    tag("p", text, "hint")
-                    self._section([name for name in names if name in form.options], entries)
-                    if "policy" in names:
-                        self._more = self._fold(more_of(form), entries)
+                with card("", "section"):
+                    with tag("div"):
+                        tag("h2", title)
+                        tag("p", text, "hint")
+                    with tag("div", "", "stack"):
+                        self._section([name for name in names if name in form.options], entries)
+                        if "policy" in names:
+                            self._more = self._fold(more_of(form), entries)
         with card() as self._toml_side:
             self._text = Field(
                 "Specification, as TOML",
@@ -193,13 +196,17 @@ async def build_new(view: View) -> None:
     form = await form_of(view.api)
     crumbs(("Jobs", "/jobs"), here="new")
     view.head("New job")
-    with card(), tag("div", "", "form"):
-        name = Field(
-            "Name",
-            required=True,
-            hint="Letters, digits, '.', '_' and '-'. It stays as it is.",
-            placeholder="driving",
-        )
+    with card("", "section"):
+        with tag("div"):
+            tag("h2", "Name")
+            tag("p", "It stays as it is.", "hint")
+        with tag("div", "", "form"):
+            name = Field(
+                "Name of the job",
+                required=True,
+                hint="Letters, digits, dots, dashes and underscores.",
+                placeholder="driving",
+            )
     written = SpecificationForm(form, {})
 
     async def create(*, is_started: bool) -> None:
