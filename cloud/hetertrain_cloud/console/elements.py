@@ -168,8 +168,11 @@ class Field(Element, component="static/field.js"):
         self._on_value = on_value
         self._props.update(label=label, kind=kind, value=value, **props)
         self.on("value", self._take, throttle=0.15, leading_events=False)
+        self.on("settled", self._take)
 
     def _take(self, event: GenericEventArguments) -> Any:
+        if event.args == self.value:
+            return None
         self.value = event.args
         return self._on_value(event.args) if self._on_value else None
 

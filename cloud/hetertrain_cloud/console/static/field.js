@@ -20,7 +20,7 @@ export default {
     step: [Number, String],
     autocomplete: { type: String, default: "off" },
   },
-  emits: ["value", "enter"],
+  emits: ["value", "settled", "enter"],
   data() {
     counter += 1;
     return { own: this.value, key: `field-${counter}` };
@@ -34,6 +34,11 @@ export default {
     change(value) {
       this.own = value;
       this.$emit("value", value);
+    },
+    // What is typed is sent now and then; whoever leaves for a button has it sent before that.
+    settle(value) {
+      this.own = value;
+      this.$emit("settled", value);
     },
     focus() {
       this.$refs.control?.focus();
@@ -53,10 +58,10 @@ export default {
         const options = (this.options || []).map(([value, text]) =>
           h("option", { value, selected: value === this.own }, text),
         );
-        return h("select", { ...common, value: this.own, onChange: (e) => this.change(e.target.value) }, options);
+        return h("select", { ...common, value: this.own, onChange: (e) => this.settle(e.target.value) }, options);
       }
       if (this.kind === "checkbox") {
-        const onChange = (e) => this.change(e.target.checked);
+        const onChange = (e) => this.settle(e.target.checked);
         return h("input", { ...common, type: "checkbox", checked: Boolean(this.own), onChange });
       }
       const typed = {
@@ -65,6 +70,7 @@ export default {
         placeholder: this.placeholder,
         autocomplete: this.autocomplete,
         onInput: (e) => this.change(e.target.value),
+        onChange: (e) => this.settle(e.target.value),
       };
       if (this.kind === "textarea") return h("textarea", { ...typed, rows: this.rows || 8, spellcheck: false });
       return h("input", {
