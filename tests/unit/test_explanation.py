@@ -21,7 +21,7 @@ from hetertrain.wire.frames import (
     unpack,
 )
 from hetertrain_cloud.control.explanation import CHECKS, TITLES, explain
-from hetertrain_cloud.control.situation import JobSituation, Situation
+from hetertrain_cloud.control.node_situation import JobSituation, Situation
 from tests.unit.test_vehicle_driver import Wire, at_work
 
 NOW = datetime.datetime(2026, 1, 10, 12, tzinfo=datetime.UTC)

@@ -15,11 +15,15 @@ TIMEOUT_SECONDS = 10.0
 class ProblemAnswer(Exception):  # noqa: N818  # what the API calls it
     """The API refused."""
 
-    def __init__(self, status: int, code: str, detail: str) -> None:
+    def __init__(
+        self, status: int, code: str, detail: str, errors: tuple[tuple[str, str], ...] = ()
+    ) -> None:
+        """``errors`` are (where, message) of what is wrong in a malformed request."""
         super().__init__(detail)
         self.status = status
         self.code = code
         self.detail = detail
+        self.errors = errors
 
 
 class ApiClient:
@@ -75,6 +79,8 @@ def _answer(response: httpx2.Response) -> Any:
     try:
         problem = response.json()
         code, detail = str(problem["code"]), str(problem["detail"])
-    except (ValueError, KeyError, TypeError):
-        code, detail = "unexpected", f"the control plane failed ({response.status_code})"
-    raise ProblemAnswer(response.status_code, code, detail)
+        errors = tuple((str(e["where"]), str(e["message"])) for e in problem.get("errors", ()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        text = f"the control plane failed ({response.status_code})"
+        raise ProblemAnswer(response.status_code, "unexpected", text) from None
+    raise ProblemAnswer(response.status_code, code, detail, errors)

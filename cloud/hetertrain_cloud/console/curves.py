@@ -10,21 +10,26 @@ Points = Sequence[tuple[float, float]]
 
 
 def lines(
-    curves: Mapping[str, Points], across: str, *, is_from_zero: bool = False
+    curves: Mapping[str, Points],
+    across: str,
+    *,
+    is_from_zero: bool = False,
+    has_legend: bool = False,
 ) -> dict[str, Any]:
     """Return a chart of curves by name over what ``across`` names."""
     axis = _axis()
+    has_legend = has_legend or len(curves) > 1
     return {
         "animation": False,
         "color": list(COLOURS),
         "grid": {
             "left": 8,
             "right": 18,
-            "top": 34 if len(curves) > 1 else 14,
+            "top": 34 if has_legend else 14,
             "bottom": 30,
             "containLabel": True,
         },
-        "legend": {"show": len(curves) > 1, "top": 0, "textStyle": {"color": "var(--text)"}},
+        "legend": {"show": has_legend, "top": 0, "textStyle": {"color": "var(--text)"}},
         "tooltip": _tooltip() | {"trigger": "axis"},
         "xAxis": axis
         | {
@@ -92,16 +97,56 @@ def _tooltip() -> dict[str, Any]:
     }
 
 
-def by_metric(rows: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
-    """Return each metric's points over versions."""
+def bars(values: Mapping[str, float], across: str, name: str) -> dict[str, Any]:
+    """Return a chart of bars of one kind, by what each stands for."""
+    axis = _axis()
+    return {
+        "animation": False,
+        "color": list(COLOURS),
+        "grid": {"left": 8, "right": 18, "top": 14, "bottom": 30, "containLabel": True},
+        "tooltip": _tooltip() | {"trigger": "axis"},
+        "xAxis": axis
+        | {
+            "type": "category",
+            "data": list(values),
+            "name": across,
+            "nameLocation": "middle",
+            "nameGap": 28,
+            "splitLine": {"show": False},
+            "axisTick": {"show": False},
+        },
+        "yAxis": axis | {"type": "value"},
+        "series": [
+            {
+                "type": "bar",
+                "name": name,
+                "data": [[key, value] for key, value in values.items()],
+                "barMaxWidth": 44,
+                "itemStyle": {"borderRadius": [4, 4, 0, 0]},
+            }
+        ],
+    }
+
+
+def by_metric(rows: Sequence[Mapping[str, Any]], across: str = "version") -> dict[str, Points]:
+    """Return each metric's points over versions, or over another field where rows have it."""
     names = sorted({name for row in rows for name in row["metrics"]})
     return {
-        name: [(row["version"], row["metrics"][name]) for row in rows if name in row["metrics"]]
+        name: [
+            (row[across], row["metrics"][name])
+            for row in rows
+            if name in row["metrics"] and row.get(across) is not None
+        ]
         for name in names
     }
 
 
+def is_better_low(name: str) -> bool:
+    """Whether a metric is better the lower it is, as far as its name tells."""
+    return any(word in name for word in ("loss", "error", "mse", "mae", "perplexity"))
+
+
 def leading(names: Sequence[str]) -> str:
     """Return the metric to show where there is room for one: what is better when it is higher."""
-    good = [name for name in names if "loss" not in name and "error" not in name]
+    good = [name for name in names if not is_better_low(name)]
     return (good or list(names) or [""])[0]

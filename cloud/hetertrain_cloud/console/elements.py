@@ -18,6 +18,13 @@ from nicegui.events import GenericEventArguments
 
 Tone = Literal["good", "busy", "warning", "bad", "quiet"]
 Handler = Callable[..., Any]
+_PICTURES: dict[Tone, str] = {
+    "good": "check_circle",
+    "busy": "schedule",
+    "warning": "warning",
+    "bad": "error",
+    "quiet": "info",
+}
 _CHARTS = Path(nicegui.__file__).parent / "elements" / "echart" / "dist"
 
 
@@ -94,6 +101,17 @@ def stat(name: str, value: str, note: str = "", tone: str = "") -> Element:
     return made
 
 
+def callout(title: str, text: str = "", tone: Tone = "quiet", picture: str = "") -> Element:
+    """Return something that is to be noticed; more can be put into it."""
+    with tag("div", "", f"callout callout-{tone}"):
+        icon(picture or _PICTURES[tone])
+        with tag("div", "", "callout-text") as made:
+            tag("strong", title)
+            if text:
+                tag("p", text)
+    return made
+
+
 def empty(title: str, advice: str, href: str = "", action: str = "") -> Element:
     """Return what stands where nothing is yet: why, and what to do next."""
     with tag("div", "", "empty") as made:
@@ -129,6 +147,14 @@ class Moment(Element, component="static/moment.js"):
     """A time that says how long ago it is."""
 
 
+class Copy(Element, component="static/copy.js"):
+    """Text to be taken elsewhere, with a button that copies it."""
+
+    def __init__(self, label: str, text: str) -> None:
+        super().__init__()
+        self._props.update(label=label, text=text)
+
+
 class ThemeSwitch(Element, component="static/theme_switch.js"):
     """Turns dark colours on and off."""
 
@@ -161,14 +187,16 @@ class Field(Element, component="static/field.js"):
     ) -> None:
         """``kind`` is a type of HTML's input, ``select`` (with ``options``) or ``textarea``.
 
-        ``props``: hint, error, placeholder, required, options (value, text), rows, least, most.
+        ``props``: hint, error, placeholder, required, options (value, text), rows, least, most,
+        inputmode.
         """
         super().__init__()
         self.value: Any = value
         self._on_value = on_value
         self._props.update(label=label, kind=kind, value=value, **props)
         self.on("value", self._take, throttle=0.15, leading_events=False)
-        self.on("settled", self._take)
+        # Who types and clicks at once is not to lose the last letters.
+        self.on("settle", self._take)
 
     def _take(self, event: GenericEventArguments) -> Any:
         if event.args == self.value:
@@ -181,6 +209,12 @@ class Field(Element, component="static/field.js"):
         self.value = value
         self._props["value"] = value
         self.update()
+
+    def suggest(self, placeholder: str) -> None:
+        """Show another text where nothing stands in it."""
+        if self._props.get("placeholder", "") != placeholder:
+            self._props.update(placeholder=placeholder, value=self.value)
+            self.update()
 
     def offer(self, options: Sequence[tuple[str, str]]) -> None:
         """Offer other options (value, text), where they are others."""
@@ -198,8 +232,10 @@ class Field(Element, component="static/field.js"):
 class Modal(Element, component="static/modal.js"):
     """A dialog; ``open`` and ``close`` it."""
 
-    def __init__(self, label: str, *, is_wide: bool = False) -> None:
+    def __init__(self, label: str, *, is_wide: bool = False, is_once: bool = False) -> None:
+        """``is_once``: when it is closed, it is gone, and what stood in it."""
         super().__init__()
+        self._is_once = is_once
         self._props.update(open=False, label=label, wide=is_wide)
         self.on("dismiss", self.close)
 
@@ -210,6 +246,9 @@ class Modal(Element, component="static/modal.js"):
 
     def close(self) -> None:
         """Hide it."""
+        if self._is_once:
+            self.delete()
+            return
         self._props["open"] = False
         self.update()
 
@@ -217,14 +256,21 @@ class Modal(Element, component="static/modal.js"):
 class Chart(Element, component="static/chart.js", esm={"nicegui-echart": str(_CHARTS)}):
     """A chart; colours in its options are names of the style sheet, as ``var(--accent)``."""
 
-    def __init__(self, label: str, options: dict[str, Any], unit: str = "") -> None:
+    def __init__(
+        self, label: str, options: dict[str, Any], unit: str = "", *, along: str = ""
+    ) -> None:
+        """``unit`` is of the values, ``along`` of what they are drawn over: bytes, seconds or, if
+        empty, a mere number.
+        """
         super().__init__()
-        self._props.update(label=label, options=options, unit=unit)
+        self._props.update(label=label, options=options, unit=unit, along=along)
 
-    def draw(self, options: dict[str, Any]) -> None:
+    def draw(self, options: dict[str, Any], *, along: str | None = None) -> None:
         """Draw other options, where they are others."""
-        if options != self._props["options"]:
-            self._props["options"] = options
+        if along is None:
+            along = self._props["along"]
+        if (options, along) != (self._props["options"], self._props["along"]):
+            self._props.update(options=options, along=along)
             self.update()
 
 
@@ -233,7 +279,7 @@ class Column:
     """A column of a table; its kind says how the browser writes a value.
 
     text, number, bytes, time (how long ago), date, code, link (text, href),
-    pill (text, tone, note), labels (a mapping), bar (share, text).
+    pill (text, tone, note), labels (a mapping), list (of texts), bar (share, text).
     """
 
     name: str
@@ -299,6 +345,63 @@ class DataTable(Element, component="static/data_table.js"):
         if (shown, order) != (self._props["rows"], self._props.get("sorted")):
             self._props.update(rows=shown, sorted=order)
             self.update()
+
+
+class Pager(Element):
+    """The way through a list whose pages follow each other by cursors."""
+
+    def __init__(self, on_turn: Handler) -> None:
+        """``on_turn`` is called when another page is to be shown."""
+        super().__init__("div")
+        self.classes("pager")
+        self._on_turn = on_turn
+        self._starts = [""]
+        self._next: str | None = None
+        with self:
+            self._said = Region(lambda text: tag("span", text), name="span")
+            with tag("div", "", "actions"):
+                self._before = button("Before", self._turn_back, "button-small", "chevron_left")
+                self._after = button("Next", self._turn_on, "button-small", "chevron_right")
+        self.show("", None)
+
+    @property
+    def cursor(self) -> str:
+        """Where the page begins that is seen."""
+        return self._starts[-1]
+
+    @property
+    def number(self) -> int:
+        """Which page it is; 0 is the first."""
+        return len(self._starts) - 1
+
+    def restart(self) -> Any:
+        """Go to the first page."""
+        self._starts = [""]
+        return self._on_turn()
+
+    def show(self, text: str, next_cursor: str | None) -> None:
+        """Say what the page shows, and where the next begins."""
+        self._next = next_cursor
+        self._said.show(text)
+        self._allow(self._before, is_allowed=self.number > 0)
+        self._allow(self._after, is_allowed=next_cursor is not None)
+        self.set_visibility(self.number > 0 or next_cursor is not None)
+
+    @staticmethod
+    def _allow(turn: Element, *, is_allowed: bool) -> None:
+        if turn._props.get("disabled") is not (not is_allowed):
+            turn._props["disabled"] = not is_allowed
+            turn.update()
+
+    def _turn_back(self) -> Any:
+        if self.number:
+            self._starts.pop()
+        return self._on_turn()
+
+    def _turn_on(self) -> Any:
+        if self._next is not None:
+            self._starts.append(self._next)
+        return self._on_turn()
 
 
 class Region(Element):

@@ -20,6 +20,8 @@ JOB_TONES: dict[str, Tone] = {
     "failed": "bad",
 }
 
+ALERT_TONES: dict[str, Tone] = {"critical": "bad", "warning": "warning", "info": "busy"}
+ALERT_PICTURES = {"critical": "error", "warning": "warning", "info": "info"}
 _DOING_TONES: dict[str, Tone] = {
     "training": "good",
     "collecting": "good",
@@ -74,9 +76,15 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 86_400:.0f} days"
 
 
-def many(count: int, noun: str) -> str:
+def many(count: int, noun: str, plural: str = "") -> str:
     """Write a count and what is counted."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"
+
+
+def seen(page: int, page_rows: int, num: int) -> str:
+    """Write which rows of a list are seen; page 0 is the first."""
+    first = page * page_rows
+    return f"{first + 1:,} to {first + num:,}" if num else "none"
 
 
 def plain(code: str) -> str:
@@ -87,3 +95,23 @@ def plain(code: str) -> str:
 def sentence(text: str) -> str:
     """Write a text as a sentence of its own."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def labels_text(labels: dict[str, str]) -> str:
+    """Write labels as they are edited: one a line."""
+    return "\n".join(f"{key}={value}" for key, value in labels.items())
+
+
+def read_labels(text: str) -> dict[str, str]:
+    """Read labels, one a line.
+
+    Raises:
+        ValueError: a line is not KEY=VALUE.
+    """
+    labels = {}
+    for line in filter(None, (line.strip() for line in text.splitlines())):
+        key, sign, value = line.partition("=")
+        if not sign or not key.strip():
+            raise ValueError(f"write KEY=VALUE, not {line!r}")
+        labels[key.strip()] = value.strip()
+    return labels

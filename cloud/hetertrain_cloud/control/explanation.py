@@ -24,7 +24,7 @@ from hetertrain_cloud.control.changes import (
     TRAIN_FAILED_PREFIX,
     doing_of,
 )
-from hetertrain_cloud.control.situation import JobSituation, Situation
+from hetertrain_cloud.control.node_situation import JobSituation, Situation
 from hetertrain_cloud.control.wording import held
 
 CheckState = Literal["ok", "failing", "waiting", "unknown"]

@@ -150,23 +150,24 @@ class LiveFleet:
             if before is None and len(self._nodes) >= NODES_MAX:
                 return
             self._change += 1
-            seen = Seen(state, self.clock(), self._change)
-            self._nodes[state.node] = seen
-            if before is not None or self.has_settled:
-                self._note(None if before is None else before.state, seen)
-            if state.label:
-                self._agents[state.node] = state.label
-            if state.is_online:
-                self._up.add(state.node)
-                self._unsaved.add(state.node)
-            else:
-                self._up.discard(state.node)
+            seen = self._nodes[state.node] = Seen(state, self.clock(), self._change)
+            self._follow(before, seen)
 
-    def _note(self, before: NodeState | None, seen: Seen) -> None:
-        node = seen.state.node
-        was_up, label = node in self._up, self._agents.get(node, "")
-        for kind, text in changes(before, seen.state, was_up=was_up, label=label):
-            self._pending.add(Change(node, kind, text, seen.at))
+    def _follow(self, before: Seen | None, seen: Seen) -> None:
+        """Note what a heartbeat says that is new."""
+        state = seen.state
+        if before is not None or self.has_settled:
+            said = None if before is None else before.state
+            was_up, label = state.node in self._up, self._agents.get(state.node, "")
+            for kind, text in changes(said, state, was_up=was_up, label=label):
+                self._pending.add(Change(state.node, kind, text, seen.at))
+        if state.label:
+            self._agents[state.node] = state.label
+        if state.is_online:
+            self._up.add(state.node)
+            self._unsaved.add(state.node)
+        else:
+            self._up.discard(state.node)
 
     def note(self, node: str, kind: str, text: str) -> None:
         """Note what happened to a node that it does not say itself."""
@@ -186,14 +187,18 @@ class LiveFleet:
     def is_online(self, name: str) -> bool:
         """Whether a node is there."""
         seen = self._nodes.get(name)
-        return seen is not None and _is_fresh(seen, self.clock())
+        return seen is not None and self._is_fresh(seen, self.clock())
+
+    def _is_fresh(self, seen: Seen, now: float) -> bool:
+        return seen.state.is_online and now - seen.at < ONLINE_SECONDS
 
     def states(self, names: Iterable[str]) -> list[tuple[NodeState | None, bool]]:
         """Return what each node said last (None: nothing yet), and whether it is there."""
         now, nodes = self.clock(), self._nodes
         found = [nodes.get(name) for name in names]
         return [
-            (None, False) if seen is None else (seen.state, _is_fresh(seen, now)) for seen in found
+            (None, False) if seen is None else (seen.state, self._is_fresh(seen, now))
+            for seen in found
         ]
 
     def num_online(self, job: str | None = None) -> int:
@@ -205,7 +210,7 @@ class LiveFleet:
         """Return the nodes that are there."""
         now = self.clock()
         with self._lock:
-            return [name for name, seen in self._nodes.items() if _is_fresh(seen, now)]
+            return [name for name, seen in self._nodes.items() if self._is_fresh(seen, now)]
 
     def not_eligible(self, job: str) -> Counter[str]:
         """Count a job's vehicles that may not train, a moment ago, by the rule that does not
@@ -226,7 +231,7 @@ class LiveFleet:
             nodes = list(self._nodes.values())
         tally = Tally(began)
         for seen in nodes:
-            if _is_fresh(seen, began):
+            if self._is_fresh(seen, began):
                 tally.add(seen.state)
         tally.seconds = min(TALLY_SECONDS_MAX, (self.clock() - began) / TALLY_SHARE)
         self._tally = tally
@@ -261,7 +266,7 @@ class LiveFleet:
         with self._lock:
             now = self.clock()
             if self.has_settled:
-                silent = [name for name in self._up if not _is_fresh(self._nodes[name], now)]
+                silent = [name for name in self._up if not self._is_fresh(self._nodes[name], now)]
                 self._up.difference_update(silent)
                 for name in silent:
                     text = f"nothing was heard of it for {now - self._nodes[name].at:.0f} s"
@@ -278,7 +283,3 @@ class LiveFleet:
     def num_changes_lost(self) -> int:
         """How many changes were dropped since the start because too many waited."""
         return self._pending.num_lost
-
-
-def _is_fresh(seen: Seen, now: float) -> bool:
-    return seen.state.is_online and now - seen.at < ONLINE_SECONDS

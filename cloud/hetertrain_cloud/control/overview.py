@@ -82,7 +82,7 @@ def count(
         counts.certificates_expiring += bool(expires)
     counts.online_not_active = known - counts.online
     if job is None:
-        counts.online_not_active += live.num_online() - known
+        counts.online_not_active += max(0, len(live.online()) - known)
     counts.add_labels(texts)
     return counts
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import shutil
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 from sqlalchemy import ColumnElement, func, or_, select
@@ -31,6 +32,7 @@ from hetertrain_cloud.refusals import GATHER_SECONDS, newest_first
 
 JOBS_MAX = 500
 CLAIMS_MAX = 50
+REFUSALS_MAX = 1000
 TIMES = 21
 """Of so many versions the usual interval is taken."""
 
@@ -104,9 +106,10 @@ def _job(
 
 
 def _refused(directory: Path, since: float) -> tuple[tuple[str, int, Names], ...]:
+    """Count what a job refused lately; in a flood, what the newest rows say of it."""
     counts: Counter[str] = Counter()
     nodes: dict[str, set[str]] = {}
-    for row in newest_first(directory):
+    for row in islice(newest_first(directory), REFUSALS_MAX):
         if row["at"] < since - GATHER_SECONDS:
             break  # A row may have waited so long to be written.
         if row["at"] < since:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hetertrain.wire.topics import CLOUD_CELL
 from hetertrain_cloud.console import words
+from hetertrain_cloud.console.client import ProblemAnswer
 from hetertrain_cloud.console.elements import (
     Field,
     Modal,
@@ -26,6 +27,7 @@ from hetertrain_cloud.console.elements import (
 from hetertrain_cloud.console.view import Screen, View, to
 
 EVENTS = 50
+REFUSALS = 5
 CHECK_PICTURES = {
     "ok": "check_circle",
     "failing": "cancel",
@@ -44,26 +46,6 @@ EVENT_TONES: dict[str, Tone] = {
     "revoked": "bad",
     "decommissioned": "bad",
 }
-
-
-def labels_text(labels: dict[str, str]) -> str:
-    """Write labels as they are edited: one a line."""
-    return "\n".join(f"{key}={value}" for key, value in labels.items())
-
-
-def read_labels(text: str) -> dict[str, str]:
-    """Read labels, one a line.
-
-    Raises:
-        ValueError: a line is not KEY=VALUE.
-    """
-    labels = {}
-    for line in filter(None, (line.strip() for line in text.splitlines())):
-        key, sign, value = line.partition("=")
-        if not sign or not key.strip():
-            raise ValueError(f"write KEY=VALUE, not {line!r}")
-        labels[key.strip()] = value.strip()
-    return labels
 
 
 def check_item(check: dict[str, Any]) -> None:
@@ -191,6 +173,25 @@ def events_list(events: list[dict[str, Any]]) -> None:
             event_item(event)
 
 
+def refusals(found: dict[str, Any]) -> None:
+    """Show what was refused of it, and what that means."""
+    if not found["items"]:
+        return
+    with card("What was refused"):
+        for reason in found["by_reason"]:
+            with tag("div", "", "callout callout-warning"):
+                icon("block")
+                with tag("div"):
+                    tag("strong", f"{words.many(reason['count'], 'time')}: ")
+                    tag("span", f"{reason['explanation']} {reason['advice']}")
+        with tag("ul", "", "events"):
+            for each in found["items"]:
+                with tag("li", "", "event"):
+                    tag("span", "", "dot tone-bad")
+                    tag("span", each["detail"])
+                    moment(each["at"])
+
+
 class Node:
     """The screen."""
 
@@ -213,6 +214,7 @@ class Node:
             with tag("div", "", "stack"):
                 with card("Why it trains, or not"):
                     self._why = Region(explanation, "stack")
+                self._refused = Region(refusals)
                 with card("What happened"):
                     self._events = Region(events_list)
             with tag("div", "", "stack"):
@@ -232,7 +234,19 @@ class Node:
         self._why.show(why | {"checks": [settled(check) for check in why["checks"]]})
         self._work.show(live and {k: v for k, v in live.items() if k != "seconds_ago"})
         self._about.show({k: v for k, v in self._node.items() if k != "live"})
+        if live and self._view.may("jobs:read"):
+            await self._look_for_refusals(live["job"])
         self._events.show((await api.get(f"{path}/events", limit=EVENTS))["items"])
+
+    async def _look_for_refusals(self, job: str) -> None:
+        asked = {"node": self._name, "limit": REFUSALS}
+        try:
+            found = await self._view.api.get(f"/jobs/{job}/refusals", **asked)
+        except ProblemAnswer as problem:
+            if problem.status != 404:  # A node may speak of a job that nobody made here.
+                raise
+        else:
+            self._refused.show({key: found[key] for key in ("items", "by_reason")})
 
     def _buttons(self, shown: tuple[str, bool]) -> None:
         state, is_online = shown
@@ -273,14 +287,14 @@ class Node:
             tag("h2", f"Labels of {self._name}")
             field = Field(
                 "One a line, KEY=VALUE",
-                labels_text(self._node["labels"]),
+                words.labels_text(self._node["labels"]),
                 kind="textarea",
                 hint="Jobs choose their nodes by labels.",
             )
 
             async def save() -> None:
                 try:
-                    body = {"labels": read_labels(field.value)}
+                    body = {"labels": words.read_labels(field.value)}
                 except ValueError as error:
                     field.complain(str(error))
                     return

@@ -14,83 +14,21 @@ from hetertrain_cloud.console.elements import (
     empty,
     icon,
     link,
-    pill,
     shares,
     stat,
     tag,
 )
+from hetertrain_cloud.console.job_parts import figures, state_pill, waits
 from hetertrain_cloud.console.view import Screen, View, to
 
 JOBS = 20
 """More are on the screen of jobs."""
+ALERTS = 3
 RULES = 6
 CURVE_POINTS = 300
 CURVE_SECONDS = 6.0
 FLEET_SECONDS = 4.0
-
-
-def saved(num_bytes: int | None, dense: int | None) -> str:
-    """Say what compression saved."""
-    if not num_bytes or not dense or dense <= num_bytes:
-        return ""
-    return f"{dense / num_bytes:,.0f} times less than uncompressed"
-
-
-def figures(job: Mapping[str, Any]) -> None:
-    """Show a job's figures."""
-    live = job["live"] or {}
-    metrics = (job["newest"] or {}).get("metrics") or {}
-    name = leading(sorted(metrics))
-    per_hour = job["versions_per_hour"]
-    with tag("div", "", "stats"):
-        stat(
-            "Version",
-            f"{job['version']:,}" if job["version"] is not None else "none yet",
-            f"{per_hour:,.0f} an hour" if per_hour else "",
-        )
-        if name:
-            stat(
-                words.plain(name).capitalize(),
-                f"{metrics[name]:.4g}",
-                f"of version {job['newest']['version']:,}",
-            )
-        stat(
-            "Nodes at work",
-            f"{live.get('active', 0):,}",
-            f"of {job['nodes_eligible']:,} that may, {job['nodes_online']:,} online",
-        )
-        if live:
-            stat("Next synchronisation", countdown(live), "all start equal again")
-        if live and live["uplink_bytes"]:
-            stat(
-                "Received",
-                words.size(live["uplink_bytes"]),
-                saved(live["uplink_bytes"], live["uplink_dense_bytes"]),
-            )
-            stat(
-                "Broadcast",
-                words.size(live["downlink_bytes"]),
-                saved(live["downlink_bytes"], live["downlink_dense_bytes"]),
-            )
-
-
-def countdown(live: Mapping[str, Any]) -> str:
-    """Say when the next synchronisation is due."""
-    if live.get("is_syncing"):
-        return "now"
-    seconds = live.get("sync_in_seconds")
-    return "–" if seconds is None else words.duration(max(0.0, seconds))
-
-
-def waits(job: Mapping[str, Any]) -> None:
-    """Say what a job waits for."""
-    is_well = job["state"] in ("running", "completed") and job["live"] is not None
-    tone = "" if is_well else f" callout-{words.JOB_TONES.get(job['state'], 'quiet')}"
-    with tag("div", "", f"callout{tone}"):
-        icon("hourglass_top" if is_well else "info")
-        with tag("div"):
-            tag("strong", "Waits for: ")
-            tag("span", job["waiting_for"]["text"])
+ALERT_SECONDS = 10.0
 
 
 class JobCard:
@@ -102,9 +40,7 @@ class JobCard:
             with tag("div", "", "heading"):
                 with tag("h2"):
                     link(self.name, to(f"/jobs/{self.name}"))
-                self._state = Region(
-                    lambda s: pill(s, words.JOB_TONES.get(s, "quiet")), name="span"
-                )
+                self._state = Region(state_pill, name="span")
             self._waits = Region(waits)
             with tag("div", "", "grid-wide"):
                 self._curve = Region(self._chart)
@@ -150,6 +86,20 @@ class JobCard:
         tag("h3", words.plain(metric).capitalize(), "muted")
         self._drawn = Chart(label, lines({metric: []}, "version"))
         self._drawn.classes("chart-small")
+
+
+def needs_somebody(found: list[dict[str, Any]]) -> None:
+    """Show what needs somebody now, worst first."""
+    for alert in found:
+        tone = words.ALERT_TONES[alert["severity"]]
+        with tag("div", "", f"callout callout-{tone}"):
+            icon(words.ALERT_PICTURES[alert["severity"]])
+            with tag("div"):
+                tag("strong", alert["text"])
+                tag("span", " ")
+                tag("span", alert["advice"])
+    if found:
+        link("All alerts", to("/alerts"))
 
 
 def fleet_card(counts: Mapping[str, Any]) -> None:
@@ -218,6 +168,8 @@ class Overview:
             if view.may("jobs:write"):
                 link("New job", to("/jobs/new"), "button")
         if view.may("nodes:read"):
+            self._alerts = Region(needs_somebody, "stack alerts")
+            await view.live(self._warn, ALERT_SECONDS)
             with tag("div", "", "grid"):
                 with card("The fleet"):
                     self._fleet = Region(fleet_card, "stack")
@@ -251,7 +203,11 @@ class Overview:
     async def _draw(self) -> None:
         for name, each in self._cards.items():
             path = f"/jobs/{name}/metrics"
-            each.draw(await self._view.api.get(path, limit=CURVE_POINTS))
+            each.draw(await self._view.api.get(path, points=CURVE_POINTS))
+
+    async def _warn(self) -> None:
+        found = (await self._view.api.get("/alerts"))["items"]
+        self._alerts.show([alert for alert in found if alert["severity"] != "info"][:ALERTS])
 
     async def _count(self) -> None:
         counts = await self._view.api.get("/fleet")

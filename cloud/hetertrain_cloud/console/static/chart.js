@@ -1,6 +1,8 @@
 // A chart by ECharts. Colours are named as the style sheet names them, and follow dark and light.
 import { echarts } from "nicegui-echart";
-import { bytes, number } from "/console/static/format.js";
+import { bytes, number, seconds } from "/console/static/format.js";
+
+const WRITERS = { bytes, seconds };
 
 function coloured(value, style) {
   if (typeof value === "string" && value.startsWith("var(")) return style.getPropertyValue(value.slice(4, -1)).trim();
@@ -12,7 +14,7 @@ function coloured(value, style) {
 }
 
 export default {
-  props: { options: Object, label: String, unit: String },
+  props: { options: Object, label: String, unit: String, along: String },
   mounted() {
     this.chart = echarts.init(this.$el, null, { renderer: "canvas" });
     this.sizes = new ResizeObserver(() => this.chart.resize());
@@ -29,21 +31,26 @@ export default {
   methods: {
     draw() {
       const options = coloured(this.options, getComputedStyle(document.body));
-      const write = this.unit === "bytes" ? bytes : number;
+      const write = WRITERS[this.unit] || number;
+      const place = WRITERS[this.along] || ((value) => (typeof value === "string" ? value : number(value)));
       // What nodes are called is text: ECharts writes tooltips as markup where nobody says otherwise.
       const text = (part) => echarts.format.encodeHTML(String(part));
       const line = (each) => `${each.marker} ${text(each.seriesName)}: ${text(write(each.value[1]))}`;
       const point = (each) => `${text(each.name)}<br>${each.marker} ${text(each.seriesName)}`;
-      const along = (all) => [text(write(all[0].value[0])), ...all.map(line)].join("<br>");
+      const along = (all) => [text(place(all[0].value[0])), ...all.map(line)].join("<br>");
       options.tooltip = { ...options.tooltip, formatter: (found) => (Array.isArray(found) ? along(found) : point(found)) };
       for (const axis of [options.yAxis].flat().filter(Boolean)) {
         axis.axisLabel = { ...axis.axisLabel, formatter: write };
       }
+      if (this.along) options.xAxis.axisLabel = { ...options.xAxis.axisLabel, formatter: place };
       this.chart.setOption(options, true);
     },
   },
   watch: {
     options() {
+      this.draw();
+    },
+    along() {
       this.draw();
     },
   },

@@ -19,8 +19,9 @@ export default {
     most: Number,
     step: [Number, String],
     autocomplete: { type: String, default: "off" },
+    inputmode: String,
   },
-  emits: ["value", "settled", "enter"],
+  emits: ["value", "settle", "enter"],
   data() {
     counter += 1;
     return { own: this.value, key: `field-${counter}` };
@@ -35,10 +36,9 @@ export default {
       this.own = value;
       this.$emit("value", value);
     },
-    // What is typed is sent now and then; whoever leaves for a button has it sent before that.
     settle(value) {
       this.own = value;
-      this.$emit("settled", value);
+      this.$emit("settle", value);
     },
     focus() {
       this.$refs.control?.focus();
@@ -69,6 +69,7 @@ export default {
         value: this.own,
         placeholder: this.placeholder,
         autocomplete: this.autocomplete,
+        inputmode: this.inputmode,
         onInput: (e) => this.change(e.target.value),
         onChange: (e) => this.settle(e.target.value),
       };

@@ -24,6 +24,13 @@ export function bytes(value) {
   return `${unit ? short.format(value) : whole.format(value)} ${UNITS[unit]}`;
 }
 
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  const steps = [[172800, 86400, "days"], [7200, 3600, "hours"], [120, 60, "minutes"]];
+  const [, size, unit] = steps.find(([least]) => Math.abs(value) >= least) || [0, 1, "seconds"];
+  return `${short.format(value / size)} ${unit}`;
+}
+
 export function ago(at, now = Date.now()) {
   const seconds = (at.getTime() - now) / 1000;
   const steps = [[60, "second", 1], [3600, "minute", 60], [86400, "hour", 3600], [30 * 86400, "day", 86400]];

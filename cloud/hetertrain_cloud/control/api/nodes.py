@@ -30,11 +30,11 @@ from hetertrain_cloud.control.api.convention import (
 )
 from hetertrain_cloud.control.explanation import CheckState, explain
 from hetertrain_cloud.control.live import LiveFilter
+from hetertrain_cloud.control.node_situation import gather
 from hetertrain_cloud.control.operators import Principal
 from hetertrain_cloud.control.plane import ControlPlane
 from hetertrain_cloud.control.problems import ProblemError, not_found
 from hetertrain_cloud.control.search import NodeFilter, find
-from hetertrain_cloud.control.situation import gather
 from hetertrain_cloud.control.tables import Job, Node
 
 Role = Literal["vehicle", "edge"]
