@@ -81,6 +81,7 @@ def rolling_back(version: int | None) -> None:
     """Say that a rollback is under way."""
     if version is not None:
         with tag("div", "", "callout callout-busy"):
+            icon("history")
             tag("span", f"It goes on from version {version:,} within seconds.")
 
 

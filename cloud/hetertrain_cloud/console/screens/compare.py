@@ -31,7 +31,7 @@ COLUMNS = (
     Column("job", "Job", "link"),
     Column("best", "Best", "number"),
     Column("version", "At version", "number"),
-    Column("after", "After"),
+    Column("after", "After", "seconds"),
     Column("received", "Received by then", "bytes"),
     Column("newest", "Newest", "number"),
     Column("newest_version", "At version", "number"),
@@ -83,7 +83,7 @@ def _best_row(
         "job": {"text": job, "href": to(f"/jobs/{job}")},
         "best": best["metrics"][metric],
         "version": best["version"],
-        "after": words.duration(best["elapsed_seconds"]),
+        "after": best["elapsed_seconds"],
         "received": best.get("uplink_bytes"),
         "newest": newest["metrics"][metric],
         "newest_version": newest["version"],
@@ -185,7 +185,7 @@ class Compare:
         text, unit = ACROSS[self._across]
         for metric, chart in self._charts.items():
             curves = curves_of(self._runs, metric, self._across)
-            chart.draw(lines(curves, text, has_legend=True), along=unit)
+            chart.draw(lines(curves, text, starts_at_zero=bool(unit), has_legend=True), along=unit)
 
 
 async def build(view: View) -> None:

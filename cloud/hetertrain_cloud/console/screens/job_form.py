@@ -213,7 +213,7 @@ async def build_new(view: View) -> None:
         specification = written.read()
         name.complain(_name_error(str(name.value).strip()))
         if specification is None or name._props.get("error"):
-            view.say("Something is to be mended before: see what is marked.", is_bad=True)
+            view.say("Some entries cannot be used: see what is marked.", is_bad=True)
             return
         chosen = str(name.value).strip()
         try:
@@ -223,7 +223,8 @@ async def build_new(view: View) -> None:
             errors = refusals(problem.errors)
             written.complain(errors)
             taken = problem.detail if problem.code == "job_exists" else ""
-            name.complain(words.sentence(errors.get("name", taken)) if errors or taken else "")
+            wrong = errors.get("name", taken)
+            name.complain(words.sentence(wrong) if wrong else "")
             view.say(_said(problem), is_bad=True)
             return
         if is_started:
@@ -252,7 +253,7 @@ async def build_edit(view: View) -> None:
     async def save() -> None:
         specification = written.read()
         if specification is None:
-            view.say("Something is to be mended before: see what is marked.", is_bad=True)
+            view.say("Some entries cannot be used: see what is marked.", is_bad=True)
             return
         try:
             await view.api.send("PUT", path, specification, if_match=job["revision"])

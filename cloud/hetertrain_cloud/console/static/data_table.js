@@ -1,6 +1,6 @@
 // A table of what the server sends: each kind of cell is written in one place, as text and never as
 // markup, and on a narrow screen each row is a card.
-import { ago, bytes, exact, moment, number } from "/console/static/format.js";
+import { ago, bytes, exact, moment, number, seconds } from "/console/static/format.js";
 
 function time(value, form) {
   if (value === "now") return "now";
@@ -12,6 +12,7 @@ const CELLS = {
   text: (value) => String(value),
   number: (value) => number(value),
   bytes: (value) => bytes(value),
+  seconds: (value) => seconds(value),
   time: (value) => time(value),
   date: (value) => time(value, "date"),
   code: (value) => Vue.h("code", String(value)),
