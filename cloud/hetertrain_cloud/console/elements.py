@@ -18,6 +18,13 @@ from nicegui.events import GenericEventArguments
 
 Tone = Literal["good", "busy", "warning", "bad", "quiet"]
 Handler = Callable[..., Any]
+_PICTURES: dict[Tone, str] = {
+    "good": "check_circle",
+    "busy": "schedule",
+    "warning": "warning",
+    "bad": "error",
+    "quiet": "info",
+}
 _CHARTS = Path(nicegui.__file__).parent / "elements" / "echart" / "dist"
 
 
@@ -94,6 +101,17 @@ def stat(name: str, value: str, note: str = "", tone: str = "") -> Element:
     return made
 
 
+def callout(title: str, text: str = "", tone: Tone = "quiet", picture: str = "") -> Element:
+    """Return something that is to be noticed; more can be put into it."""
+    with tag("div", "", f"callout callout-{tone}"):
+        icon(picture or _PICTURES[tone])
+        with tag("div", "", "callout-text") as made:
+            tag("strong", title)
+            if text:
+                tag("p", text)
+    return made
+
+
 def empty(title: str, advice: str, href: str = "", action: str = "") -> Element:
     """Return what stands where nothing is yet: why, and what to do next."""
     with tag("div", "", "empty") as made:
@@ -127,6 +145,14 @@ def shares(parts: Sequence[tuple[str, int, Tone]], label: str) -> Element:
 
 class Moment(Element, component="static/moment.js"):
     """A time that says how long ago it is."""
+
+
+class Copy(Element, component="static/copy.js"):
+    """Text to be taken elsewhere, with a button that copies it."""
+
+    def __init__(self, label: str, text: str) -> None:
+        super().__init__()
+        self._props.update(label=label, text=text)
 
 
 class ThemeSwitch(Element, component="static/theme_switch.js"):
@@ -206,8 +232,10 @@ class Field(Element, component="static/field.js"):
 class Modal(Element, component="static/modal.js"):
     """A dialog; ``open`` and ``close`` it."""
 
-    def __init__(self, label: str, *, is_wide: bool = False) -> None:
+    def __init__(self, label: str, *, is_wide: bool = False, is_once: bool = False) -> None:
+        """``is_once``: when it is closed, it is gone, and what stood in it."""
         super().__init__()
+        self._is_once = is_once
         self._props.update(open=False, label=label, wide=is_wide)
         self.on("dismiss", self.close)
 
@@ -218,6 +246,9 @@ class Modal(Element, component="static/modal.js"):
 
     def close(self) -> None:
         """Hide it."""
+        if self._is_once:
+            self.delete()
+            return
         self._props["open"] = False
         self.update()
 
@@ -248,7 +279,7 @@ class Column:
     """A column of a table; its kind says how the browser writes a value.
 
     text, number, bytes, seconds, time (how long ago), date, code, link (text, href),
-    pill (text, tone, note), labels (a mapping), bar (share, text).
+    pill (text, tone, note), labels (a mapping), list (of texts), bar (share, text).
     """
 
     name: str
@@ -342,6 +373,11 @@ class Pager(Element):
     def number(self) -> int:
         """Which page it is; 0 is the first."""
         return len(self._starts) - 1
+
+    def restart(self) -> Any:
+        """Go to the first page."""
+        self._starts = [""]
+        return self._on_turn()
 
     def show(self, text: str, next_cursor: str | None) -> None:
         """Say what the page shows, and where the next begins."""

@@ -17,11 +17,20 @@ from nicegui import ui
 from nicegui.element import Element
 
 from hetertrain_cloud.console.client import ApiClient, ProblemAnswer
-from hetertrain_cloud.console.elements import Field, Modal, ThemeSwitch, button, icon, link, tag
+from hetertrain_cloud.console.elements import (
+    Field,
+    Modal,
+    Region,
+    ThemeSwitch,
+    button,
+    icon,
+    link,
+    tag,
+)
 from hetertrain_cloud.console.gate import LOGIN, MOUNT
 
 LIVE_SECONDS = 2.0
-ALERT_SECONDS = 15.0
+COUNT_SECONDS = 15.0
 THEME_COOKIE = "hetertrain_theme"
 BUILD_SECONDS = 15.0
 
@@ -40,6 +49,8 @@ class Screen:
     picture: str = ""
     below: str = ""
     """The screen of the menu that it belongs to, by its path."""
+    count: Callable[[ApiClient], Awaitable[int]] | None = None
+    """How many things of it need a human, which its place in the menu says on every screen."""
 
 
 class View:
@@ -51,6 +62,8 @@ class View:
         self.path: dict[str, str] = {k: str(v) for k, v in request.path_params.items()}
         self.query = dict(request.query_params)
         self._query = request.query_params
+        self.origin = f"{request.url.scheme}://{request.url.netloc}"
+        """Where the browser found the control plane."""
         self.name = ""
         self._rights: frozenset[str] = frozenset()
         self._is_dark = request.cookies.get(THEME_COOKIE) == "dark"
@@ -108,13 +121,16 @@ class View:
         ui.timer(seconds, again)
 
     async def attempt(self, change: Awaitable[Any], done: str) -> Any:
-        """Carry a change out, and say how it went; None: it was refused."""
+        """Carry something out, and say how it went, if there is something to say of it; None: it
+        was refused.
+        """
         try:
             answer = await change
         except ProblemAnswer as problem:
             self.say(problem.detail, is_bad=True)
             return None
-        self.say(done)
+        if done:
+            self.say(done)
         return answer if answer is not None else True
 
     def say(self, text: str, *, is_bad: bool = False) -> None:
@@ -196,6 +212,18 @@ class View:
         with tag("li"), tag("a", "", "menu-item", href=to(screen.path), **current):
             icon(screen.picture)
             tag("span", screen.title)
+            if screen.count is not None:
+                self._counted(screen.count, Region(_badge, "", "span"))
+
+    def _counted(self, count: Callable[[ApiClient], Awaitable[int]], badge: Region) -> None:
+        async def again() -> None:
+            try:
+                badge.show(await count(self.api))
+            except ProblemAnswer:
+                # The screen itself says that the control plane does not answer.
+                return
+
+        ui.timer(COUNT_SECONDS, again)
 
     def _top(self, rail: Element) -> None:
         menu = tag("button", "", "icon-button menu-button", type="button", aria_label="Menu")
@@ -263,6 +291,13 @@ class View:
         if self._state is not None and self._trouble is not None and self._trouble.visible:
             self._state.classes(remove="live-stale")
             self._trouble.set_visibility(False)
+
+
+def _badge(num: int) -> None:
+    if num:
+        with tag("span", "", "count"):
+            tag("span", f"{num:,}" if num < 1000 else "999+")
+            tag("span", " need attention", "unseen")
 
 
 def to(path: str, **query: object) -> str:

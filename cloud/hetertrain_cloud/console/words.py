@@ -76,9 +76,15 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 86_400:.0f} days"
 
 
-def many(count: int, noun: str) -> str:
+def many(count: int, noun: str, plural: str = "") -> str:
     """Write a count and what is counted."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"
+
+
+def seen(page: int, page_rows: int, num: int) -> str:
+    """Write which rows of a list are seen; page 0 is the first."""
+    first = page * page_rows
+    return f"{first + 1:,} to {first + num:,}" if num else "none"
 
 
 def plain(code: str) -> str:

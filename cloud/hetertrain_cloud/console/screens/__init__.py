@@ -1,7 +1,12 @@
 """The screens, in the order of the menu."""
 
 from hetertrain_cloud.console.screens import (
+    account,
+    accounts,
+    alerts,
+    audit,
     compare,
+    enrolment,
     fleet,
     gateways,
     job,
@@ -9,6 +14,8 @@ from hetertrain_cloud.console.screens import (
     jobs,
     node,
     overview,
+    quarantine,
+    settings,
     version,
     versions,
 )
@@ -26,4 +33,11 @@ ALL: list[Screen] = [
     fleet.SCREEN,
     node.SCREEN,
     gateways.SCREEN,
+    alerts.SCREEN,
+    enrolment.SCREEN,
+    quarantine.SCREEN,
+    audit.SCREEN,
+    accounts.SCREEN,
+    settings.SCREEN,
+    account.SCREEN,
 ]

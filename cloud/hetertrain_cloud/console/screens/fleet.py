@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from hetertrain.wire.topics import CLOUD_CELL
 from hetertrain_cloud.console import words
+from hetertrain_cloud.console.bulk import act_on_nodes
 from hetertrain_cloud.console.client import ProblemAnswer
 from hetertrain_cloud.console.curves import places
 from hetertrain_cloud.console.elements import (
@@ -290,7 +291,7 @@ class Fleet:
         many = words.many(len(nodes), "node")
         word = "" if action == "approve" else action
         if await self._view.confirm(f"{title} {many}?", text, title, word=word):
-            await self._carry_out({"action": action, "nodes": nodes})
+            await self._carry_out(action, nodes)
 
     async def _label(self, nodes: list[str]) -> None:
         with self._view.dialogs(), Modal("Set a label") as modal:
@@ -301,30 +302,18 @@ class Fleet:
             async def done() -> None:
                 modal.close()
                 labels = {key.value: value.value or None}
-                await self._carry_out({"action": "label", "nodes": nodes, "labels": labels})
+                await self._carry_out("label", nodes, labels)
 
             with tag("div", "", "actions"):
                 button("Cancel", modal.close)
                 button("Set", done, "button-primary")
         modal.open()
 
-    async def _carry_out(self, order: dict[str, Any]) -> None:
-        try:
-            answer = await self._view.api.send("POST", "/nodes/actions", order)
-        except ProblemAnswer as problem:
-            self._view.say(problem.detail, is_bad=True)
-            return
-        refused = [result for result in answer["results"] if not result["is_done"]]
-        done = len(answer["results"]) - len(refused)
-        if refused:
-            first = refused[0]
-            text = (
-                f"Done for {done}; refused for {len(refused)}: {first['node']}: {first['detail']}"
-            )
-            self._view.say(text, is_bad=True)
-        else:
-            self._view.say(f"Done for {words.many(done, 'node')}.")
-        await self._from_the_start()
+    async def _carry_out(
+        self, action: str, nodes: list[str], labels: dict[str, str | None] | None = None
+    ) -> None:
+        if await act_on_nodes(self._view, action, nodes, labels):
+            await self._from_the_start()
 
     async def _read_saved(self) -> None:
         items = (await self._view.api.get("/me/filters"))["items"]

@@ -23,6 +23,7 @@ const CELLS = {
   ],
   labels: (value) =>
     Object.entries(value).map(([key, text]) => Vue.h("span", { class: "label" }, `${key}=${text}`)),
+  list: (value) => value.map((text) => Vue.h("span", { class: "label" }, text)),
   bar: (value) => [
     Vue.h("span", { class: "bar", "aria-hidden": "true" }, [
       Vue.h("span", { class: "bar-fill", style: { width: `${Math.round(100 * Math.min(1, value.share))}%` } }),

@@ -11,6 +11,10 @@ export default {
   mounted() {
     this.follow();
   },
+  beforeUnmount() {
+    // Closed first, so that the focus goes back to where it was.
+    if (this.$el.open) this.$el.close();
+  },
   methods: {
     follow() {
       if (this.open && !this.$el.open) this.$el.showModal();

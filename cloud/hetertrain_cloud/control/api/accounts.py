@@ -6,7 +6,7 @@ import hmac
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Path, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import Field, StringConstraints
 from sqlalchemy import select
 
@@ -281,13 +281,19 @@ def change_user(
 
 @router.get("/tokens", responses=problems(*ALWAYS))
 def list_tokens(
-    caller: Caller, plane: Plane, limit: Limit = 50, cursor: NameCursor = None
+    caller: Caller,
+    plane: Plane,
+    user: Annotated[Name | None, Query(description="only of this user")] = None,
+    limit: Limit = 50,
+    cursor: NameCursor = None,
 ) -> Page[TokenShown]:
     """List one's own API tokens; an admin sees all."""
     with plane.database.read() as transaction:
         query = select(Token).order_by(Token.id).where(Token.id > (cursor or ""))
         if "users:read" not in caller.rights:
             query = query.where(Token.user == caller.name)
+        if user is not None:
+            query = query.where(Token.user == user)
         return listed(transaction, query, limit, lambda token: token.id, _token)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Query, Response
 from pydantic import Field, StringConstraints
-from sqlalchemy import select
+from sqlalchemy import and_, not_, select
 
 from hetertrain.security import REQUEST_CHARACTERS_MAX
 from hetertrain_cloud.control import enrolment
@@ -144,12 +144,26 @@ def show_revocations(plane: Plane) -> Response:
 
 @router.get("/claims", responses=problems(*ALWAYS))
 def list_claims(
-    caller: Caller, plane: Plane, limit: Limit = 50, cursor: NameCursor = None
+    caller: Caller,
+    plane: Plane,
+    is_usable: Annotated[
+        bool | None,
+        Query(description="true: neither revoked nor expired nor used up; false: the others"),
+    ] = None,
+    limit: Limit = 50,
+    cursor: NameCursor = None,
 ) -> Page[ClaimShown]:
     """List claims."""
     caller.require("claims:read")
     with plane.database.read() as transaction:
         query = select(Claim).order_by(Claim.id).where(Claim.id > (cursor or ""))
+        if is_usable is not None:
+            usable = and_(
+                Claim.revoked_at.is_(None),
+                Claim.expires_at > plane.now(),
+                Claim.uses < Claim.uses_max,
+            )
+            query = query.where(usable if is_usable else not_(usable))
         return listed(transaction, query, limit, lambda claim: claim.id, _claim)
 
 

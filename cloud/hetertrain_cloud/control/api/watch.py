@@ -84,6 +84,10 @@ def list_entries(
     plane: Plane,
     kind: Annotated[Name | None, Query(description="only of things of this kind")] = None,
     object: Annotated[Name | None, Query(description="only of the thing of this name")] = None,  # noqa: A002  # the column's name
+    actor: Annotated[
+        str | None,
+        Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,79}$", description="only what this one did"),
+    ] = None,
     limit: Limit = 50,
     cursor: NumberCursor = None,
 ) -> Page[Entry]:
@@ -96,6 +100,8 @@ def list_entries(
         query = query.where(AuditEntry.kind == kind)
     if object is not None:
         query = query.where(AuditEntry.object == object)
+    if actor is not None:
+        query = query.where(AuditEntry.actor == actor)
     with plane.database.read() as transaction:
         return listed(
             transaction, query, limit, lambda row: row.number, lambda row: shown_as(Entry, row)

@@ -1,0 +1,77 @@
+"""Forms that are sent to the API: what it finds wrong is said at the field that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hetertrain_cloud.console import words
+from hetertrain_cloud.console.client import ProblemAnswer
+from hetertrain_cloud.console.elements import Field
+from hetertrain_cloud.console.view import View
+
+_MALFORMED = "String should match pattern"
+
+
+def complain(
+    view: View,
+    fields: Mapping[str, Field],
+    problem: ProblemAnswer,
+    about: Mapping[str, str] | None = None,
+) -> None:
+    """Say why the API refused: at the fields, which are named as in the request's body.
+
+    ``about`` names the field that a refusal's code is about, where it is about one.
+    """
+    found: dict[str, str] = {}
+    rest = []
+    for where, message in problem.errors:
+        name = where.removeprefix("body.").partition(".")[0]
+        if name in fields:
+            found.setdefault(name, _in_words(message))
+        else:
+            rest.append(f"{where}: {message}")
+    name = (about or {}).get(problem.code, "")
+    if name in fields:
+        found[name] = words.sentence(problem.detail)
+    elif not problem.errors:
+        rest.append(problem.detail)
+    for name, field in fields.items():
+        field.complain(found.get(name, ""))
+    if rest:
+        view.say("; ".join(rest), is_bad=True)
+
+
+async def send(
+    view: View,
+    fields: Mapping[str, Field],
+    order: tuple[str, str],
+    body: object,
+    *,
+    if_match: int | None = None,
+    about: Mapping[str, str] | None = None,
+) -> Any:
+    """Send what a form asks for (method and path); None: it was refused, and that is said."""
+    try:
+        answer = await view.api.send(*order, body, if_match=if_match)
+    except ProblemAnswer as problem:
+        complain(view, fields, problem, about)
+        return None
+    return answer if answer is not None else True
+
+
+def number(field: Field) -> int | None:
+    """Return the whole number in a field; None: there is none, and that is said."""
+    try:
+        found = int(str(field.value))
+    except ValueError:
+        field.complain("Write a whole number.")
+        return None
+    field.complain("")
+    return found
+
+
+def _in_words(message: str) -> str:
+    if message.startswith(_MALFORMED):
+        return "This has characters that are not allowed here, or is too long."
+    return words.sentence(message)

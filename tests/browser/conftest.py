@@ -1,0 +1,94 @@
+"""A console over a fleet that trains, and browsers that look at it, each as somebody."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+
+from hetertrain.transport import mqtt
+from hetertrain.wire import topics
+from hetertrain.wire.frames import NodeState, pack
+from hetertrain.wire.uplink import Outgoing
+from tests.browser.looking import Looker, chromium
+from tests.control import PASSWORD
+from tests.integration.production import Production
+from tests.integration.waiting import wait_until
+
+MARKUP = "<img src=x onerror=document.title='taken'>"
+
+
+@pytest.fixture(scope="package")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
+    """Two vehicles at work, one node that calls itself by markup, and an operator of each role."""
+    made = Production(tmp_path_factory.mktemp("console"))
+    hostile: mqtt.Connection | None = None
+    try:
+        made.start()
+        made.create_job(sync_seconds=4.0)
+        for index in range(2):
+            made.enrol(f"car-{index}")
+            made.vehicle(f"car-{index}", index, 2, "--step-seconds-min", "0.05")
+        made.enrol("hostile", "vehicle", "--label", f"owner={MARKUP}")
+        hostile, events = made.connect("hostile")
+        say_markup(hostile, events)
+        password = made.directory / "password"
+        for role in ("operator", "viewer"):
+            made.run("user", "create", role, "--role", role, "--password-file", str(password))
+        wait_until(lambda: made.contributors() >= {"car-0", "car-1"}, "updates of both vehicles")
+        yield made
+    finally:
+        if hostile is not None:
+            hostile.stop()
+        made.stop()
+
+
+def say_markup(connection: mqtt.Connection, events: queue.Queue[mqtt.Event]) -> None:
+    """Send a heartbeat whose every text is markup."""
+    assert isinstance(events.get(timeout=10), mqtt.Connected)
+    state = NodeState(
+        node="hostile",
+        job="fleet",
+        cell="cloud",
+        tier="t1",
+        role="vehicle",
+        is_online=True,
+        doing=MARKUP,
+        waiting_for=MARKUP,
+        label=MARKUP,
+        budgets=MARKUP,
+    )
+    frame = pack(state)
+    connection.publish((Outgoing(topics.state("hostile"), frame, retain=True, token=1),))
+
+
+@pytest.fixture(scope="package")
+def playwright() -> Iterator[Playwright]:
+    """Playwright; it runs a loop of its own, so it ends with this folder's tests."""
+    with sync_playwright() as made:
+        yield made
+
+
+@pytest.fixture(scope="package")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    """Debian's Chromium."""
+    made = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="package")
+def looker(browser: Browser, fleet: Production) -> Iterator[Looker]:
+    """Whoever opens pages of the console."""
+    made = Looker(browser, fleet.url, PASSWORD)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(looker: Looker) -> Iterator[Page]:
+    """A page of an admin; at its end nothing has gone wrong in it."""
+    with looker.page("anna") as made:
+        yield made

@@ -1,0 +1,69 @@
+"""What one sees: a fleet at work, and whatever nodes call themselves as text."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import MARKUP
+from tests.browser.looking import ALL, Looker, go, reads, until
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]  # with the start of the fleet
+VERSION = r"Version\s+([\d,]+)"
+CHANGING = (
+    "Approve|Revoke|Decommission|Labels|Set a label|Start|Pause|Stop|Resume|Roll back|Promote|Edit|"
+    "New job|New claim|Create.*|Delete|Add user|Deactivate|Activate|Change role|Set password"
+)
+
+
+def test_a_version_rises_before_ones_eyes(page: Page) -> None:
+    go(page, "")
+    page.evaluate("window.isTheSame = true")
+    until(page, lambda: reads(page, VERSION) is not None, "a version")
+    seen = reads(page, VERSION)
+    until(page, lambda: reads(page, VERSION) != seen, "the next version")
+    assert page.evaluate("window.isTheSame"), "without loading the page again"
+
+
+def test_the_fleet_is_found_by_name_and_by_what_it_does(page: Page) -> None:
+    go(page, "fleet")
+    rows = page.get_by_role("table", name="Nodes").get_by_role("row")
+    expect(rows.get_by_role("link", name="car-0")).to_be_visible()
+    page.get_by_label("Name has").fill("car-1")
+    expect(rows.get_by_role("link", name="car-0")).to_have_count(0)
+    expect(rows.get_by_role("link", name="car-1")).to_be_visible()
+    page.reload()
+    expect(page.get_by_label("Name has")).to_have_value("car-1")
+    expect(rows.get_by_role("link", name="car-0")).to_have_count(0)
+
+
+@pytest.mark.parametrize(("path", "shows"), [("fleet", "owner="), ("nodes/hostile", "")])
+def test_markup_in_names_is_shown_as_text_and_makes_no_element(
+    page: Page, path: str, shows: str
+) -> None:
+    go(page, path)
+    text = f"{shows}{MARKUP}"
+    expect(page.get_by_role("main").locator(":not(option)").get_by_text(text).first).to_be_visible()
+    assert page.evaluate("document.querySelectorAll('main img[src=x]').length") == 0
+    assert page.title() != "taken"
+
+
+@pytest.mark.parametrize("path", [path for _, path in ALL])
+def test_a_viewer_is_shown_nothing_that_changes_the_fleet(looker: Looker, path: str) -> None:
+    with looker.page("viewer") as page:
+        go(page, path)
+        changing = re.compile(f"^({CHANGING})(:.*)?$")
+        expect(page.get_by_role("button", name=changing)).to_have_count(0)
+        expect(page.get_by_role("link", name=changing)).to_have_count(0)
+
+
+def test_a_viewer_who_asks_all_the_same_is_refused(looker: Looker) -> None:
+    with looker.page("viewer") as page:
+        me = page.request.get(f"{looker.url}/api/v1/me").json()
+        headers = {"X-CSRF-Token": me["csrf_token"], "Origin": looker.url}
+        for path in ("nodes/car-0/revoke", "jobs/fleet/pause", "claims"):
+            body = {"role": "vehicle"} if path == "claims" else None
+            refused = page.request.post(f"{looker.url}/api/v1/{path}", headers=headers, data=body)
+            assert refused.status == 403, path
