@@ -25,7 +25,7 @@ LISTS = {
     "nodes_pending": "/enrolment",
     "certificates_expiring": "/enrolment",
     "claim_expiring": "/enrolment",
-    "no_job": "/jobs/new",
+    "no_job": "/new-job",
     "no_admin": "/accounts",
 }
 """Where more is said of an alert than on the page of the one thing that it is about."""

@@ -139,13 +139,13 @@ class Compare:
                 with tag("li", "", "chip"):
                     link(job, to(f"/jobs/{job}"))
                     others = [name for name in self._jobs if name != job]
-                    href = to("/jobs/compare", jobs=others)
+                    href = to("/compare", jobs=others)
                     with tag("a", "", "chip-end", href=href, aria_label=f"Take {job} out"):
                         icon("close")
 
     def _add(self, job: str) -> None:
         if job:
-            self._view.go("/jobs/compare", jobs=[*self._jobs, job])
+            self._view.go("/compare", jobs=[*self._jobs, job])
 
     async def _refresh(self) -> None:
         unknown = []
@@ -193,4 +193,4 @@ async def build(view: View) -> None:
     await Compare(view).build()
 
 
-SCREEN = Screen("/jobs/compare", "Compare jobs", build, "versions:read", below="/jobs")
+SCREEN = Screen("/compare", "Compare jobs", build, "versions:read", below="/jobs")

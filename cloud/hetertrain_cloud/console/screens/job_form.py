@@ -283,5 +283,5 @@ def _said(problem: ProblemAnswer) -> str:
     return problem.detail
 
 
-NEW = Screen("/jobs/new", "New job", build_new, "jobs:write", below="/jobs")
+NEW = Screen("/new-job", "New job", build_new, "jobs:write", below="/jobs")
 EDIT = Screen("/jobs/{name}/edit", "Edit job", build_edit, "jobs:write", below="/jobs")

@@ -101,7 +101,7 @@ class Quarantine:
                 empty(
                     "No job yet",
                     "What a job refuses of its nodes is listed here.",
-                    to("/jobs/new") if view.may("jobs:write") else "",
+                    to("/new-job") if view.may("jobs:write") else "",
                     "Create a job",
                 )
             return
