@@ -26,8 +26,6 @@ from hetertrain_cloud.console.specification import (
 )
 from hetertrain_cloud.console.view import Screen, View, to
 
-OURS = ("new", "compare")
-"""Screens stand at these names, so a job of such a name could not be looked at."""
 KINDS = {"choice": "select", "switch": "checkbox", "lines": "textarea", "pairs": "textarea"}
 INPUT_MODES = {"whole": "numeric", "number": "decimal"}
 
@@ -211,11 +209,11 @@ async def build_new(view: View) -> None:
 
     async def create(*, is_started: bool) -> None:
         specification = written.read()
-        name.complain(_name_error(str(name.value).strip()))
-        if specification is None or name._props.get("error"):
+        chosen = str(name.value).strip()
+        name.complain("" if chosen else "This is needed.")
+        if specification is None or not chosen:
             view.say("Some entries cannot be used: see what is marked.", is_bad=True)
             return
-        chosen = str(name.value).strip()
         try:
             body = {"name": chosen, "specification": specification}
             await view.api.send("POST", "/jobs", body)
@@ -267,12 +265,6 @@ async def build_edit(view: View) -> None:
     with tag("div", "", "actions"):
         button("Save", save, "button-primary")
         link("Cancel", to(path), "button")
-
-
-def _name_error(name: str) -> str:
-    if not name:
-        return "This is needed."
-    return "The console has a screen at this name: choose another." if name in OURS else ""
 
 
 def _said(problem: ProblemAnswer) -> str:

@@ -80,7 +80,7 @@ class Jobs:
                 on_act=self._order,
             )
             self._none = Region(self._nothing)
-            self._pager = Pager(self._refresh)
+            self._pager = Pager(lambda: view.attempt(self._refresh(), ""))
         await view.live(self._refresh)
 
     async def _refresh(self) -> None:

@@ -131,7 +131,7 @@ class Versions:
                 on_act=self._act,
             )
             self._none = Region(self._nothing)
-            self._pager = Pager(self._refresh)
+            self._pager = Pager(lambda: view.attempt(self._refresh(), ""))
         await view.live(self._refresh)
 
     async def _refresh(self) -> None:
