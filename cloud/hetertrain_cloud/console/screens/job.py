@@ -182,7 +182,7 @@ class OneJob:
         )
         self._rollback.show(job["rollback_to"])
         self._figures.show({key: job[key] for key in _SHOWN})
-        self._lags.show(bool(live.get("updates_by_lag")))
+        self._lags.show((bool(live), bool(live.get("updates_by_lag"))))
         if live.get("updates_by_lag"):
             self._lag_bars.draw(bars(by_lag(live["updates_by_lag"]), "lag", "updates"))
         self._own_data.set_visibility(bool(job["on_nodes"]))
@@ -251,9 +251,13 @@ class OneJob:
         )
         link("Show these nodes", to("/fleet", job=self._name))
 
-    def _lag_chart(self, has_updates: bool) -> None:
+    def _lag_chart(self, shown: tuple[bool, bool]) -> None:
+        is_live, has_updates = shown
+        if not is_live:
+            empty("Not at work", "It is counted while the job runs.")
+            return
         if not has_updates:
-            empty("No update yet", "A lag of 0: it started from the newest version.")
+            empty("No update yet", "The first that is merged is counted here.")
             return
         self._lag_bars = Chart("updates by lag", bars({}, "lag", "updates"))
         self._lag_bars.classes("chart-small")
