@@ -212,12 +212,10 @@ class Audit:
                     ("By", entry["actor"]),
                     ("When", lambda: moment(entry["at"], "date")),
                     ("Entry", f"{entry['number']:,}"),
+                    ("Digest", lambda: tag("code", entry["digest"])),
                 ]
             )
             changes_table(entry)
-            with tag("details"):
-                tag("summary", "Digest", "hint")
-                tag("code", entry["digest"])
             with tag("div", "", "actions"):
                 button("Close", modal.close, "button-primary")
         modal.open()

@@ -8,6 +8,10 @@ function time(value, form) {
   return Vue.h("time", { datetime: value, title: exact(at) }, form === "date" ? moment(at) : ago(at));
 }
 
+function note(value) {
+  return value.note ? Vue.h("span", { class: "note" }, value.note) : null;
+}
+
 const CELLS = {
   text: (value) => String(value),
   number: (value) => number(value),
@@ -16,11 +20,8 @@ const CELLS = {
   time: (value) => time(value),
   date: (value) => time(value, "date"),
   code: (value) => Vue.h("code", String(value)),
-  link: (value) => (value.href ? Vue.h("a", { href: value.href }, value.text) : value.text),
-  pill: (value) => [
-    Vue.h("span", { class: ["pill", `pill-${value.tone}`] }, value.text),
-    value.note ? Vue.h("span", { class: "note" }, value.note) : null,
-  ],
+  link: (value) => [value.href ? Vue.h("a", { href: value.href }, value.text) : value.text, note(value)],
+  pill: (value) => [Vue.h("span", { class: ["pill", `pill-${value.tone}`] }, value.text), note(value)],
   labels: (value) =>
     Object.entries(value).map(([key, text]) => Vue.h("span", { class: "label" }, `${key}=${text}`)),
   list: (value) => value.map((text) => Vue.h("span", { class: "label" }, text)),
