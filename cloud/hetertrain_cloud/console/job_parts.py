@@ -75,6 +75,9 @@ def waits(job: Mapping[str, Any]) -> None:
                 tag("span", job["waiting_for"]["text"])
             else:
                 tag("span", words.sentence(job["waiting_for"]["text"]))
+            if job.get("restarts"):
+                times = words.many(job["restarts"], "time")
+                tag("span", f"Its aggregator has failed {times} since it was started.", "note")
 
 
 def rolling_back(version: int | None) -> None:

@@ -10,6 +10,8 @@ from hetertrain_cloud.console import words
 from hetertrain_cloud.console.curves import bars, by_metric, leading, lines
 from hetertrain_cloud.console.elements import (
     Chart,
+    Column,
+    DataTable,
     Field,
     Region,
     button,
@@ -50,6 +52,12 @@ ACROSS = {
 }
 """What metrics are drawn over: the field, what it is called, its unit."""
 LAGS_SHOWN = 12
+ON_NODES = (
+    Column("metric", "Metric"),
+    Column("mean", "Mean of nodes", "number"),
+    Column("least", "Least", "number"),
+    Column("nodes", "Nodes that measured", "number"),
+)
 _SHOWN = (
     *("state", "waiting_for", "version", "versions_per_hour", "newest"),
     *("nodes_eligible", "nodes_online", "live"),
@@ -64,6 +72,12 @@ def by_lag(counts: Mapping[str, int]) -> dict[str, float]:
     if last > LAGS_SHOWN:
         shown[f"over {LAGS_SHOWN}"] = float(sum(n for lag, n in found.items() if lag > LAGS_SHOWN))
     return shown
+
+
+def on_nodes_row(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay out what nodes measured of one metric."""
+    name = measured["metric"]
+    return {**measured, "key": name, "metric": words.plain(name)}
 
 
 def specification_facts(specification: Specification) -> None:
@@ -95,7 +109,8 @@ class OneJob:
     async def build(self) -> None:
         """Make the screen."""
         view, name = self._view, self._name
-        job = await view.api.get(self._path)
+        # One that is not there is said to be so before anything is drawn.
+        await view.api.get(self._path)
         self._options = (await form_of(view.api)).options
         crumbs(("Jobs", "/jobs"), here=name)
         with view.head(name):
@@ -108,29 +123,37 @@ class OneJob:
             self._figures = Region(figures)
         if view.may("versions:read"):
             self._curve_card()
-        with tag("div", "", "grid"):
-            if view.may("nodes:read"):
-                with card("What its nodes do"):
-                    self._nodes = Region(self._work)
-            with card("How far behind updates were"):
-                self._lags = Region(self._lag_chart)
-            with card("Refused"):
-                self._refused = Region(self._refusals)
-        with card():
-            with tag("div", "", "heading"):
-                tag("h2", "Specification")
-                with tag("div", "", "actions"):
-                    if view.may("jobs:write"):
-                        link("Edit", to(f"{self._path}/edit"), "button button-small")
-            self._specification = Region(specification_facts)
-            tag("p", "All else is as the scheme has it.", "hint")
-        self._show(job)
+        self._detail_cards()
+        self._specification_card()
         await view.live(self._refresh)
         await view.live(self._look_at_refused, HISTORY_SECONDS)
         if view.may("versions:read"):
             await view.live(self._draw, HISTORY_SECONDS)
         if view.may("nodes:read"):
             await view.live(self._count, NODES_SECONDS)
+
+    def _detail_cards(self) -> None:
+        with tag("div", "", "grid"):
+            if self._view.may("nodes:read"):
+                with card("What its nodes do"):
+                    self._nodes = Region(self._work)
+            with card("How far behind updates were"):
+                self._lags = Region(self._lag_chart)
+            with card("Refused"):
+                self._refused = Region(self._refusals)
+        with card("", "card-flush") as self._own_data:
+            tag("h2", "On the nodes' own data", "card-title")
+            self._on_nodes = DataTable("What nodes measured on their own data", ON_NODES)
+
+    def _specification_card(self) -> None:
+        with card():
+            with tag("div", "", "heading"):
+                tag("h2", "Specification")
+                with tag("div", "", "actions"):
+                    if self._view.may("jobs:write"):
+                        link("Edit", to(f"{self._path}/edit"), "button button-small")
+            self._specification = Region(specification_facts)
+            tag("p", "All else is as the scheme has it.", "hint")
 
     def _order_buttons(self) -> dict[str, Any]:
         if not self._view.may("jobs:write"):
@@ -155,13 +178,15 @@ class OneJob:
         self._state.show(job["state"])
         live = job["live"] or {}
         self._waits.show(
-            {"state": job["state"], "waiting_for": job["waiting_for"], "live": bool(live)}
+            {key: job[key] for key in ("state", "waiting_for", "restarts")} | {"live": bool(live)}
         )
         self._rollback.show(job["rollback_to"])
         self._figures.show({key: job[key] for key in _SHOWN})
-        self._lags.show(bool(live.get("updates_by_lag")))
+        self._lags.show((bool(live), bool(live.get("updates_by_lag"))))
         if live.get("updates_by_lag"):
             self._lag_bars.draw(bars(by_lag(live["updates_by_lag"]), "lag", "updates"))
+        self._own_data.set_visibility(bool(job["on_nodes"]))
+        self._on_nodes.show([on_nodes_row(each) for each in job["on_nodes"]])
         self._specification.show(without_defaults(job["specification"], self._options))
 
     def _curve_card(self) -> None:
@@ -226,9 +251,13 @@ class OneJob:
         )
         link("Show these nodes", to("/fleet", job=self._name))
 
-    def _lag_chart(self, has_updates: bool) -> None:
+    def _lag_chart(self, shown: tuple[bool, bool]) -> None:
+        is_live, has_updates = shown
+        if not is_live:
+            empty("Not at work", "It is counted while the job runs.")
+            return
         if not has_updates:
-            empty("No update yet", "A lag of 0: it started from the newest version.")
+            empty("No update yet", "The first that is merged is counted here.")
             return
         self._lag_bars = Chart("updates by lag", bars({}, "lag", "updates"))
         self._lag_bars.classes("chart-small")
