@@ -13,7 +13,7 @@ def lines(
     curves: Mapping[str, Points],
     across: str,
     *,
-    is_from_zero: bool = False,
+    starts_at_zero: bool = False,
     has_legend: bool = False,
 ) -> dict[str, Any]:
     """Return a chart of curves by name over what ``across`` names."""
@@ -37,11 +37,11 @@ def lines(
             "name": across,
             "nameLocation": "middle",
             "nameGap": 28,
-            "min": "dataMin",
+            "min": 0 if starts_at_zero else "dataMin",
             "max": "dataMax",
             "splitLine": {"show": False},
         },
-        "yAxis": axis | {"type": "value", "scale": not is_from_zero},
+        "yAxis": axis | {"type": "value", "scale": True},
         "series": [
             {
                 "type": "line",

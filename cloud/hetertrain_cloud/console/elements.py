@@ -278,7 +278,7 @@ class Chart(Element, component="static/chart.js", esm={"nicegui-echart": str(_CH
 class Column:
     """A column of a table; its kind says how the browser writes a value.
 
-    text, number, bytes, time (how long ago), date, code, link (text, href),
+    text, number, bytes, seconds, time (how long ago), date, code, link (text, href, note),
     pill (text, tone, note), labels (a mapping), list (of texts), bar (share, text).
     """
 

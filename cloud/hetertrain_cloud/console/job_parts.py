@@ -50,7 +50,8 @@ async def give_order(view: View, name: str, action: str) -> bool:
 def measured(metrics: Mapping[str, float] | None) -> str:
     """Write metrics in a line."""
     found = sorted((metrics or {}).items(), key=lambda item: (item[0] != _first(metrics), item[0]))
-    return ", ".join(f"{words.plain(name)} {value:.4g}" for name, value in found)
+    # A name stays with its value where the line is broken.
+    return ", ".join(f"{words.plain(name)}\xa0{value:.4g}" for name, value in found)
 
 
 def _first(metrics: Mapping[str, float] | None) -> str:
@@ -80,6 +81,7 @@ def rolling_back(version: int | None) -> None:
     """Say that a rollback is under way."""
     if version is not None:
         with tag("div", "", "callout callout-busy"):
+            icon("history")
             tag("span", f"It goes on from version {version:,} within seconds.")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from hetertrain_cloud.console.client import ApiClient
 
 TEXT_CHARACTERS_MAX = 60_000
 """The API takes no more than 64 KiB."""
-SHOWN_BOUND_MAX = 1 << 31
+SHOWN_BOUND_MAX = 1_000_000
 """A bound beyond is one of machines, and tells people nothing."""
 SECTIONS = (
     (
@@ -40,7 +40,8 @@ SECTIONS = (
     ),
     (
         "How it merges",
-        "A scheme sets everything at once; sap is Heter-Train's own.",
+        "A scheme sets everything at once; sap is Heter-Train's own. What is left empty is as the "
+        "scheme has it, which stands there in grey.",
         ("policy",),
     ),
 )
@@ -137,7 +138,9 @@ def read_entries(
 def write_toml(specification: Specification) -> str:
     """Write a specification as TOML, an option a line."""
     return "".join(
-        f"{key} = {_toml(value)}\n" for key, value in specification.items() if value is not None
+        f"{name} = {_toml(specification[name])}\n"
+        for name in in_order(specification)
+        if specification[name] is not None
     )
 
 
@@ -185,11 +188,18 @@ def refusals(errors: Sequence[tuple[str, str]], first: str = "") -> dict[str, st
 def without_defaults(specification: Specification, options: Mapping[str, Option]) -> Specification:
     """Return only what is set otherwise than by default."""
     return {
-        name: value
-        for name, value in specification.items()
+        name: specification[name]
+        for name in in_order(specification)
         if name not in options
-        or _entry(options[name].kind, value, options[name].default) != options[name].default
+        or _entry(options[name].kind, specification[name], options[name].default)
+        != options[name].default
     }
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Put options in the order of the form."""
+    placed = [name for _, _, of_section in SECTIONS for name in of_section]
+    return sorted(names, key=lambda name: placed.index(name) if name in placed else len(placed))
 
 
 def written(value: object) -> list[str]:
@@ -201,6 +211,8 @@ def written(value: object) -> list[str]:
             return [f"{key}={text}" for key, text in value.items()]
         case list():
             return [str(item) for item in value]
+        case float():
+            return [f"{value:.12g}"]
         case _:
             return [str(value)]
 
@@ -236,12 +248,12 @@ def _kind(field: Mapping[str, Any]) -> Kind:
 
 def _bounds(field: Mapping[str, Any]) -> str:
     texts = {
-        "exclusiveMinimum": "more than {:,}",
-        "minimum": "at least {:,}",
-        "exclusiveMaximum": "less than {:,}",
-        "maximum": "at most {:,}",
-        "maxItems": "at most {:,} lines",
-        "maxProperties": "at most {:,} lines",
+        "exclusiveMinimum": "more than {:,g}",
+        "minimum": "at least {:,g}",
+        "exclusiveMaximum": "less than {:,g}",
+        "maximum": "at most {:,g}",
+        "maxItems": "at most {:,g} lines",
+        "maxProperties": "at most {:,g} lines",
     }
     found = [text.format(field[key]) for key, text in texts.items() if _tells(field.get(key))]
     return words.sentence(", ".join(found)) if found else ""
@@ -261,7 +273,7 @@ def _entry(kind: Kind, value: Any, default: str | bool) -> str | bool:
         return words.labels_text(value)
     if kind == "lines" and isinstance(value, (list, tuple)):
         return "\n".join(map(str, value))
-    if isinstance(value, float) and value.is_integer() and abs(value) < SHOWN_BOUND_MAX:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     return str(value)
 
@@ -307,10 +319,14 @@ def _toml(value: Any) -> str:
         case int() | float():
             return repr(value)
         case dict():
-            pairs = ", ".join(f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items())
+            pairs = ", ".join(f"{_key(str(key))} = {_toml(item)}" for key, item in value.items())
             return f"{{ {pairs} }}" if pairs else "{}"
         case list() | tuple():
             return f"[{', '.join(map(_toml, value))}]"
         case _:
             # TOML's basic strings are JSON's, but for DEL, which stands escaped.
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(text: str) -> str:
+    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else _toml(text)

@@ -59,6 +59,7 @@ class View:
     def __init__(self, screen: Screen, api: ApiClient, request: Request) -> None:
         self.screen = screen
         self.api = api
+        self._client = ui.context.client
         self.path: dict[str, str] = {k: str(v) for k, v in request.path_params.items()}
         self.query = dict(request.query_params)
         self._query = request.query_params
@@ -135,13 +136,15 @@ class View:
 
     def say(self, text: str, *, is_bad: bool = False) -> None:
         """Say something in passing."""
-        ui.notify(
-            text,
-            type="negative" if is_bad else "positive",
-            position="bottom-right",
-            timeout=9000 if is_bad else 4000,
-            close_button="Dismiss" if is_bad else False,
-        )
+        # Whatever was clicked may be gone by now, as the dialog that is closed when it is done.
+        with self._client:
+            ui.notify(
+                text,
+                type="negative" if is_bad else "positive",
+                position="bottom-right",
+                timeout=9000 if is_bad else 4000,
+                close_button="Dismiss" if is_bad else False,
+            )
 
     async def confirm(self, title: str, text: str, action: str, *, word: str = "") -> bool:
         """Ask before something that matters; ``word`` must be typed where it cannot be undone."""
@@ -172,14 +175,14 @@ class View:
 
     def dialogs(self) -> Element:
         """Return where dialogs are put: outside of whatever is made anew."""
-        return ui.context.client.content
+        return self._client.content
 
     def go(self, path: str, **query: object) -> None:
         """Go to another screen."""
         ui.navigate.to(to(path, **query).removeprefix(MOUNT))
 
     def _frame(self, menu: list[Screen]) -> None:
-        client = ui.context.client
+        client = self._client
         with client.layout:
             skip = tag("a", "Skip to the content", "skip", href="#content")
             rail = tag("aside", "", "rail")

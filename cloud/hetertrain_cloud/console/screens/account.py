@@ -20,33 +20,37 @@ THINGS = {
 }
 
 
-def by_thing(rights: Sequence[str]) -> list[tuple[str, str]]:
-    """Return what one may do, thing by thing: ``("nodes", "see and change")``."""
-    found: dict[str, set[str]] = {}
-    for right in rights:
-        thing, _, kind = right.partition(":")
-        found.setdefault(thing, set()).add(kind)
-    order = [*THINGS, *sorted(found.keys() - THINGS.keys())]
-    return [
-        (THINGS.get(thing, thing), "see and change" if "write" in found[thing] else "see")
-        for thing in order
-        if thing in found
-    ]
+def divided(rights: Sequence[str]) -> dict[str, list[str]]:
+    """Return the things that one may see and change, and those that one may see only."""
+    order = list(THINGS)
+    things = sorted(
+        {right.partition(":")[0] for right in rights},
+        key=lambda thing: order.index(thing) if thing in order else len(order),
+    )
+    changed = [thing for thing in things if f"{thing}:write" in rights]
+    seen = [thing for thing in things if thing not in changed]
+    return {
+        "See and change": [THINGS.get(thing, thing) for thing in changed],
+        "See": [THINGS.get(thing, thing) for thing in seen],
+    }
 
 
 def rights_list(rights: Sequence[str]) -> None:
     """Show what one may do."""
     with tag("dl", "", "facts"):
-        for thing, may in by_thing(rights):
-            tag("dt", thing.capitalize())
-            tag("dd", may)
+        for may, things in divided(rights).items():
+            if things:
+                tag("dt", may)
+                with tag("dd"):
+                    for thing in things:
+                        tag("span", thing, "label")
 
 
 async def build(view: View) -> None:
     """Make the screen."""
     me = await view.api.get("/me")
-    actions = view.head(view.name)
-    with card("What you may do"):
+    actions = view.head("Your account")
+    with card(f"What {view.name} may do"):
         rights_list(me["rights"])
         tag("p", "An admin can give you another role.", "hint")
     tokens = Tokens(view, "Your API tokens", view.name, may_revoke=True)

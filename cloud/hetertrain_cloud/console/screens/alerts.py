@@ -25,7 +25,7 @@ LISTS = {
     "nodes_pending": "/enrolment",
     "certificates_expiring": "/enrolment",
     "claim_expiring": "/enrolment",
-    "no_job": "/jobs/new",
+    "no_job": "/new-job",
     "no_admin": "/accounts",
 }
 """Where more is said of an alert than on the page of the one thing that it is about."""
@@ -76,19 +76,20 @@ class Alerts:
         for severity, title in SEVERITIES.items():
             these = [alert for alert in items if alert["severity"] == severity]
             if these:
-                with card(title), tag("ul", "", "stack"):
-                    for alert in these:
-                        with tag("li"):
-                            self._item(alert)
+                with tag("section", "", "stack"):
+                    tag("h2", title)
+                    with tag("ul", "", "stack"):
+                        for alert in these:
+                            with tag("li"):
+                                self._item(alert)
         total = sum(found["by_code"].values())
         if total > len(items):
             tag("p", f"The first {len(items)} of {total:,}.", "muted")
 
     def _item(self, alert: Mapping[str, Any]) -> None:
-        title, text = words.sentence(alert["text"]), words.sentence(alert["advice"])
         tone = words.ALERT_TONES[alert["severity"]]
         picture = words.ALERT_PICTURES[alert["severity"]]
-        with callout(title, text, tone, picture), tag("div", "", "callout-foot"):
+        with callout(alert["text"], alert["advice"], tone, picture), tag("div", "", "callout-foot"):
             href, label = place(alert)
             if href != OTHER or self._view.may("settings:read"):
                 link(label, href)

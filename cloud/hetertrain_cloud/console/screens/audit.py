@@ -35,7 +35,6 @@ FILTERS = ("kind", "object", "actor")
 PLACES = {"node": "/nodes/", "job": "/jobs/"}
 COLUMNS = (
     Column("what", "What"),
-    Column("kind", "Kind"),
     Column("object", "Of", "link"),
     Column("actor", "By"),
     Column("at", "When", "date"),
@@ -54,7 +53,6 @@ def row(entry: Mapping[str, Any]) -> dict[str, Any]:
         "key": str(entry["number"]),
         "number": entry["number"],
         "what": words.plain(entry["action"]),
-        "kind": kind,
         "object": {"text": name, "href": href},
         "actor": entry["actor"],
         "at": entry["at"],
@@ -147,22 +145,24 @@ class Audit:
         self._verified = Region(verified)
         with card(), tag("div", "", "form filters", role="search", aria_label="Filter the trail"):
             Field(
-                "Kind",
+                "Kind of thing",
                 self._asked["kind"],
                 kind="select",
                 options=[("", "any"), *((kind, kind) for kind in KINDS)],
                 on_value=lambda value: self._ask("kind", value),
             )
             Field(
-                "Of (the whole name)",
+                "Name of the thing",
                 self._asked["object"],
                 kind="search",
+                placeholder="whole name",
                 on_value=lambda value: self._ask("object", value),
             )
             Field(
-                "By (the whole name)",
+                "By whom",
                 self._asked["actor"],
                 kind="search",
+                placeholder="whole name",
                 on_value=lambda value: self._ask("actor", value),
             )
         with card("", "card-flush"):
@@ -212,12 +212,10 @@ class Audit:
                     ("By", entry["actor"]),
                     ("When", lambda: moment(entry["at"], "date")),
                     ("Entry", f"{entry['number']:,}"),
+                    ("Digest", lambda: tag("code", entry["digest"])),
                 ]
             )
             changes_table(entry)
-            with tag("details"):
-                tag("summary", "Digest", "hint")
-                tag("code", entry["digest"])
             with tag("div", "", "actions"):
                 button("Close", modal.close, "button-primary")
         modal.open()

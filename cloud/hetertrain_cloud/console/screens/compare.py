@@ -31,7 +31,7 @@ COLUMNS = (
     Column("job", "Job", "link"),
     Column("best", "Best", "number"),
     Column("version", "At version", "number"),
-    Column("after", "After"),
+    Column("after", "After", "seconds"),
     Column("received", "Received by then", "bytes"),
     Column("newest", "Newest", "number"),
     Column("newest_version", "At version", "number"),
@@ -83,7 +83,7 @@ def _best_row(
         "job": {"text": job, "href": to(f"/jobs/{job}")},
         "best": best["metrics"][metric],
         "version": best["version"],
-        "after": words.duration(best["elapsed_seconds"]),
+        "after": best["elapsed_seconds"],
         "received": best.get("uplink_bytes"),
         "newest": newest["metrics"][metric],
         "newest_version": newest["version"],
@@ -139,13 +139,13 @@ class Compare:
                 with tag("li", "", "chip"):
                     link(job, to(f"/jobs/{job}"))
                     others = [name for name in self._jobs if name != job]
-                    href = to("/jobs/compare", jobs=others)
+                    href = to("/compare", jobs=others)
                     with tag("a", "", "chip-end", href=href, aria_label=f"Take {job} out"):
                         icon("close")
 
     def _add(self, job: str) -> None:
         if job:
-            self._view.go("/jobs/compare", jobs=[*self._jobs, job])
+            self._view.go("/compare", jobs=[*self._jobs, job])
 
     async def _refresh(self) -> None:
         unknown = []
@@ -185,7 +185,7 @@ class Compare:
         text, unit = ACROSS[self._across]
         for metric, chart in self._charts.items():
             curves = curves_of(self._runs, metric, self._across)
-            chart.draw(lines(curves, text, has_legend=True), along=unit)
+            chart.draw(lines(curves, text, starts_at_zero=bool(unit), has_legend=True), along=unit)
 
 
 async def build(view: View) -> None:
@@ -193,4 +193,4 @@ async def build(view: View) -> None:
     await Compare(view).build()
 
 
-SCREEN = Screen("/jobs/compare", "Compare jobs", build, "versions:read", below="/jobs")
+SCREEN = Screen("/compare", "Compare jobs", build, "versions:read", below="/jobs")

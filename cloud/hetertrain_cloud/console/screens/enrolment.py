@@ -43,7 +43,6 @@ CLAIM_COLUMNS = (
     Column("by", "Made by"),
     Column("expires", "Expires", "date"),
     Column("state", "State", "pill"),
-    Column("id", "Claim", "code"),
 )
 EXPIRING_COLUMNS = (
     Column("name", "Node", "link"),
@@ -82,14 +81,17 @@ def claim_row(claim: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     node = claim["node"]
     return {
         "key": claim["id"],
-        "id": claim["id"],
-        "for": {"text": node or ROLES[claim["role"]], "href": to(f"/nodes/{node}") if node else ""},
+        "for": {
+            "text": node or ROLES[claim["role"]],
+            "href": to(f"/nodes/{node}") if node else "",
+            "note": claim["id"],
+        },
         "labels": claim["labels"] or None,
         "used": {
             "share": claim["uses"] / claim["uses_max"],
             "text": f"{claim['uses']:,} of {claim['uses_max']:,}",
         },
-        "approval": "by an operator" if claim["needs_approval"] else "not needed",
+        "approval": "needed" if claim["needs_approval"] else "no",
         "by": claim["created_by"],
         "expires": claim["expires_at"],
         "state": {"text": state, "tone": tone},
@@ -173,7 +175,7 @@ class Enrolment:
 
     def _make_expiring(self) -> None:
         may = self._view.may("claims:write")
-        with card("Certificates that end", "card-flush"):
+        with card("Certificates about to end", "card-flush"):
             tag(
                 "p",
                 f"Nodes renew by themselves ten days before. These have {EXPIRING_DAYS} days or "

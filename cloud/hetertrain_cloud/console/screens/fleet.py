@@ -18,6 +18,7 @@ from hetertrain_cloud.console.elements import (
     DataTable,
     Field,
     Modal,
+    Pager,
     Region,
     button,
     card,
@@ -129,9 +130,6 @@ class Fleet:
     def __init__(self, view: View) -> None:
         self._view = view
         self._asked = {name: view.query.get(name, "") for name in FILTERS}
-        self._pages = [""]
-        """Where the pages up to the one that is seen begin."""
-        self._next: str | None = None
         self._fields: dict[str, Field] = {}
         self._saved: dict[str, str] = {}
 
@@ -164,7 +162,7 @@ class Fleet:
                 on_choose=self._chosen if view.may("nodes:write") else None,
             )
             self._none = Region(self._nothing)
-            self._pager = Region(self._pager_row, "pager")
+            self._pager = Pager(self._turn)
         await self._count()
         await self._read_saved()
         await view.live(self._count, COUNT_SECONDS)
@@ -201,12 +199,14 @@ class Fleet:
             self._fields[name].offer([("", "any"), *options])
 
     async def _refresh(self) -> None:
-        page = await self._view.api.get("/nodes", limit=PAGE, cursor=self._pages[-1], **self._asked)
-        self._next = page["next_cursor"]
+        page = await self._view.api.get(
+            "/nodes", limit=PAGE, cursor=self._pager.cursor, **self._asked
+        )
         self._table.show([row(node) for node in page["items"]])
         self._none.show("" if page["items"] else urlencode(self._given()) or "all")
-        first = PAGE * (len(self._pages) - 1)
-        self._pager.show((first, first + len(page["items"]), page["total"]))
+        first, total = PAGE * self._pager.number, page["total"]
+        text = f"{first + 1:,} to {first + len(page['items']):,} of {total:,}"
+        self._pager.show(text, page["next_cursor"])
         self._address.show(urlencode(self._given()))
 
     async def _locate(self) -> None:
@@ -228,7 +228,9 @@ class Fleet:
         await self._from_the_start()
 
     async def _from_the_start(self) -> None:
-        self._pages = [""]
+        await self._pager.restart()
+
+    async def _turn(self) -> None:
         self._table.choose([])
         self._bulk.show(())
         await self._try_refresh()
@@ -249,25 +251,6 @@ class Fleet:
             )
         elif asked:
             empty("No node matches", "Loosen a filter, or show them all.", to("/fleet"), "Show all")
-
-    def _pager_row(self, shown: tuple[int, int, int]) -> None:
-        first, last, total = shown
-        tag("span", f"{first + 1:,} to {last:,} of {total:,}" if last else "none")
-        with tag("div", "", "actions"):
-            before = button("Before", self._before, "button-small", "chevron_left")
-            after = button("Next", self._after, "button-small", "chevron_right")
-            before._props["disabled"] = len(self._pages) == 1
-            after._props["disabled"] = self._next is None
-
-    async def _before(self) -> None:
-        if len(self._pages) > 1:
-            self._pages.pop()
-            await self._try_refresh()
-
-    async def _after(self) -> None:
-        if self._next is not None:
-            self._pages.append(self._next)
-            await self._try_refresh()
 
     def _chosen(self, keys: list[str]) -> None:
         self._bulk.show(tuple(keys))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -10,14 +10,13 @@ from hetertrain_cloud.console import words
 from hetertrain_cloud.console.curves import bars, by_metric, leading, lines
 from hetertrain_cloud.console.elements import (
     Chart,
-    Column,
-    DataTable,
     Field,
     Region,
     button,
     card,
     empty,
     facts,
+    icon,
     link,
     shares,
     tag,
@@ -51,11 +50,6 @@ ACROSS = {
 }
 """What metrics are drawn over: the field, what it is called, its unit."""
 LAGS_SHOWN = 12
-REASONS = (
-    Column("reason", "Reason", "link"),
-    Column("means", "Meaning"),
-    Column("count", "Refused", "number"),
-)
 _SHOWN = (
     *("state", "waiting_for", "version", "versions_per_hour", "newest"),
     *("nodes_eligible", "nodes_online", "live"),
@@ -70,22 +64,6 @@ def by_lag(counts: Mapping[str, int]) -> dict[str, float]:
     if last > LAGS_SHOWN:
         shown[f"over {LAGS_SHOWN}"] = float(sum(n for lag, n in found.items() if lag > LAGS_SHOWN))
     return shown
-
-
-def refused_rows(job: str, reasons: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Lay out how many were refused, by reason."""
-    return [
-        {
-            "key": each["reason"],
-            "reason": {
-                "text": words.plain(each["reason"]).capitalize(),
-                "href": to("/quarantine", job=job, reason=each["reason"]),
-            },
-            "means": each["explanation"],
-            "count": each["count"],
-        }
-        for each in reasons
-    ]
 
 
 def specification_facts(specification: Specification) -> None:
@@ -223,7 +201,9 @@ class OneJob:
         if self._metric:
             text, unit = ACROSS[self._across]
             points = by_metric(self._rows, self._across)[self._metric]
-            self._curves.draw(lines({self._metric: points}, text), along=unit)
+            self._curves.draw(
+                lines({self._metric: points}, text, starts_at_zero=bool(unit)), along=unit
+            )
 
     def _curve_chart(self, metric: str) -> None:
         if not metric:
@@ -262,7 +242,15 @@ class OneJob:
         if not reasons:
             empty("Nothing refused", "Updates that are not fit to be merged are counted here.")
             return
-        DataTable("Refused by reason", REASONS).show(refused_rows(self._name, reasons))
+        with tag("ul", "", "reasons"):
+            for each in reasons:
+                href = to("/quarantine", job=self._name, reason=each["reason"])
+                with tag("li"), tag("a", "", "reason", href=href):
+                    tag("strong", f"{each['count']:,}")
+                    with tag("span"):
+                        tag("span", words.plain(each["reason"]).capitalize())
+                        tag("span", each["explanation"], "note")
+                    icon("chevron_right")
 
 
 async def build(view: View) -> None:

@@ -26,8 +26,6 @@ from hetertrain_cloud.console.specification import (
 )
 from hetertrain_cloud.console.view import Screen, View, to
 
-OURS = ("new", "compare")
-"""Screens stand at these names, so a job of such a name could not be looked at."""
 KINDS = {"choice": "select", "switch": "checkbox", "lines": "textarea", "pairs": "textarea"}
 INPUT_MODES = {"whole": "numeric", "number": "decimal"}
 
@@ -60,11 +58,14 @@ class SpecificationForm:
             ]
         with tag("div", "", "stack") as self._form_side:
             for title, text, names in SECTIONS:
-                with card(title):
-                    tag("p", text, "hint")
-                    self._section([name for name in names if name in form.options], entries)
-                    if "policy" in names:
-                        self._more = self._fold(more_of(form), entries)
+                with card("", "section"):
+                    with tag("div"):
+                        tag("h2", title)
+                        tag("p", text, "hint")
+                    with tag("div", "", "stack"):
+                        self._section([name for name in names if name in form.options], entries)
+                        if "policy" in names:
+                            self._more = self._fold(more_of(form), entries)
         with card() as self._toml_side:
             self._text = Field(
                 "Specification, as TOML",
@@ -193,22 +194,26 @@ async def build_new(view: View) -> None:
     form = await form_of(view.api)
     crumbs(("Jobs", "/jobs"), here="new")
     view.head("New job")
-    with card(), tag("div", "", "form"):
-        name = Field(
-            "Name",
-            required=True,
-            hint="Letters, digits, '.', '_' and '-'. It stays as it is.",
-            placeholder="driving",
-        )
+    with card("", "section"):
+        with tag("div"):
+            tag("h2", "Name")
+            tag("p", "It stays as it is.", "hint")
+        with tag("div", "", "form"):
+            name = Field(
+                "Name of the job",
+                required=True,
+                hint="Letters, digits, dots, dashes and underscores.",
+                placeholder="driving",
+            )
     written = SpecificationForm(form, {})
 
     async def create(*, is_started: bool) -> None:
         specification = written.read()
-        name.complain(_name_error(str(name.value).strip()))
-        if specification is None or name._props.get("error"):
-            view.say("Something is to be mended before: see what is marked.", is_bad=True)
-            return
         chosen = str(name.value).strip()
+        name.complain("" if chosen else "This is needed.")
+        if specification is None or not chosen:
+            view.say("Some entries cannot be used: see what is marked.", is_bad=True)
+            return
         try:
             body = {"name": chosen, "specification": specification}
             await view.api.send("POST", "/jobs", body)
@@ -216,7 +221,8 @@ async def build_new(view: View) -> None:
             errors = refusals(problem.errors)
             written.complain(errors)
             taken = problem.detail if problem.code == "job_exists" else ""
-            name.complain(words.sentence(errors.get("name", taken)) if errors or taken else "")
+            wrong = errors.get("name", taken)
+            name.complain(words.sentence(wrong) if wrong else "")
             view.say(_said(problem), is_bad=True)
             return
         if is_started:
@@ -245,7 +251,7 @@ async def build_edit(view: View) -> None:
     async def save() -> None:
         specification = written.read()
         if specification is None:
-            view.say("Something is to be mended before: see what is marked.", is_bad=True)
+            view.say("Some entries cannot be used: see what is marked.", is_bad=True)
             return
         try:
             await view.api.send("PUT", path, specification, if_match=job["revision"])
@@ -261,12 +267,6 @@ async def build_edit(view: View) -> None:
         link("Cancel", to(path), "button")
 
 
-def _name_error(name: str) -> str:
-    if not name:
-        return "This is needed."
-    return "The console has a screen at this name: choose another." if name in OURS else ""
-
-
 def _said(problem: ProblemAnswer) -> str:
     if problem.code == "changed_meanwhile":
         return "Somebody else changed it meanwhile. Reload the page, then change it."
@@ -275,5 +275,5 @@ def _said(problem: ProblemAnswer) -> str:
     return problem.detail
 
 
-NEW = Screen("/jobs/new", "New job", build_new, "jobs:write", below="/jobs")
+NEW = Screen("/new-job", "New job", build_new, "jobs:write", below="/jobs")
 EDIT = Screen("/jobs/{name}/edit", "Edit job", build_edit, "jobs:write", below="/jobs")

@@ -69,7 +69,7 @@ class Jobs:
         view = self._view
         with view.head("Jobs"):
             if view.may("jobs:write"):
-                link("New job", to("/jobs/new"), "button button-primary")
+                link("New job", to("/new-job"), "button button-primary")
         with card("", "card-flush"):
             self._bulk = Region(self._chosen_row, "bar-row bulk")
             self._table = DataTable(
@@ -80,7 +80,7 @@ class Jobs:
                 on_act=self._order,
             )
             self._none = Region(self._nothing)
-            self._pager = Pager(self._refresh)
+            self._pager = Pager(lambda: view.attempt(self._refresh(), ""))
         await view.live(self._refresh)
 
     async def _refresh(self) -> None:
@@ -96,7 +96,7 @@ class Jobs:
         if not has_jobs:
             text = "A job is one model that the fleet trains: say which task, and which nodes."
             if self._view.may("jobs:write"):
-                empty("No job yet", text, to("/jobs/new"), "Create a job")
+                empty("No job yet", text, to("/new-job"), "Create a job")
             else:
                 empty("No job yet", f"{text} An operator can create one.")
 
@@ -112,7 +112,7 @@ class Jobs:
         else:
             button(
                 "Compare",
-                lambda: self._view.go("/jobs/compare", jobs=list(keys)),
+                lambda: self._view.go("/compare", jobs=list(keys)),
                 "button-small button-primary",
             )
 

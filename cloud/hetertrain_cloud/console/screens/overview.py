@@ -166,7 +166,7 @@ class Overview:
         view = self._view
         with view.head("Overview"):
             if view.may("jobs:write"):
-                link("New job", to("/jobs/new"), "button")
+                link("New job", to("/new-job"), "button")
         if view.may("nodes:read"):
             self._alerts = Region(needs_somebody, "stack alerts")
             await view.live(self._warn, ALERT_SECONDS)
@@ -196,7 +196,7 @@ class Overview:
                 empty(
                     "No job yet",
                     "A job is one model that the fleet trains: say which task, and which nodes.",
-                    to("/jobs/new"),
+                    to("/new-job"),
                     "Create a job",
                 )
 

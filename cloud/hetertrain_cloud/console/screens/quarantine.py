@@ -16,6 +16,7 @@ from hetertrain_cloud.console.elements import (
     Region,
     card,
     empty,
+    link,
     moment,
     tag,
 )
@@ -29,14 +30,15 @@ COLUMNS = (
     Column("at", "When", "date"),
     Column("node", "Node", "link"),
     Column("reason", "Why", "pill"),
+    Column("outcome", "So it"),
     Column("count", "Times", "number"),
     Column("version", "From version", "number"),
     Column("detail", "What was found"),
 )
 OUTCOMES = {
     "rejected": "may come again",
-    "quarantined": "set aside",
-    "frame": "could not be read",
+    "quarantined": "was set aside",
+    "frame": "was dropped",
 }
 
 
@@ -50,17 +52,17 @@ def row(refusal: Mapping[str, Any]) -> dict[str, Any]:
         "reason": {
             "text": words.plain(refusal["reason"]),
             "tone": "bad" if outcome == "quarantined" else "warning",
-            "note": OUTCOMES.get(outcome, outcome),
         },
+        "outcome": OUTCOMES.get(outcome, outcome),
         "count": refusal["count"],
         "version": refusal["base_version"],
         "detail": refusal["detail"],
     }
 
 
-def reasons_list(shown: tuple[Sequence[Mapping[str, Any]], str | None]) -> None:
+def reasons_list(shown: tuple[str, Sequence[Mapping[str, Any]], str | None]) -> None:
     """Show how much was refused for each reason, what it means, and what to do."""
-    reasons, since = shown
+    job, reasons, since = shown
     if not reasons:
         return
     with tag("ul", "", "explained"):
@@ -68,7 +70,10 @@ def reasons_list(shown: tuple[Sequence[Mapping[str, Any]], str | None]) -> None:
             with tag("li"):
                 tag("strong", f"{each['count']:,}", "explained-count")
                 with tag("div"):
-                    tag("h3", words.plain(each["reason"]).capitalize())
+                    with tag("h3"):
+                        code = each["reason"]
+                        href = to("/quarantine", job=job, reason=code)
+                        link(words.plain(code).capitalize(), href)
                     tag("p", words.sentence(each["explanation"]))
                     if each["advice"]:
                         tag("p", words.sentence(each["advice"]), "muted")
@@ -96,7 +101,7 @@ class Quarantine:
                 empty(
                     "No job yet",
                     "What a job refuses of its nodes is listed here.",
-                    to("/jobs/new") if view.may("jobs:write") else "",
+                    to("/new-job") if view.may("jobs:write") else "",
                     "Create a job",
                 )
             return
@@ -117,9 +122,10 @@ class Quarantine:
                 on_value=lambda value: self._ask("job", value),
             )
             Field(
-                "Node (the whole name)",
+                "Node",
                 asked["node"],
                 kind="search",
+                placeholder="whole name",
                 on_value=lambda value: self._ask("node", value),
             )
             self._reason = Field(
@@ -129,7 +135,7 @@ class Quarantine:
                 options=_options([], reason),
                 on_value=lambda value: self._ask("reason", value),
             )
-        self._why_card = card("Why")
+        self._why_card = card("Reasons")
         with self._why_card:
             self._why = Region(reasons_list, "stack")
         with card("", "card-flush"):
@@ -154,7 +160,7 @@ class Quarantine:
         self._table.show([row(refusal) for refusal in page["items"]])
         self._table.set_visibility(bool(page["items"]))
         self._none.show((bool(page["items"]), bool(asked["node"] or asked["reason"])))
-        self._why.show((page["by_reason"], page["since"]))
+        self._why.show((asked["job"], page["by_reason"], page["since"]))
         self._why_card.set_visibility(bool(page["by_reason"]))
         if not asked["reason"]:
             codes = [each["reason"] for each in page["by_reason"]]

@@ -29,7 +29,6 @@ COLUMNS = (
     Column("value", "Value", "code"),
     Column("origin", "From", "pill"),
     Column("description", "What it does"),
-    Column("variable", "Variable", "code"),
 )
 SHARE_LOW = 0.1
 Rows = list[tuple[str, Any]]
@@ -46,8 +45,7 @@ def row(setting: Mapping[str, Any]) -> dict[str, Any]:
             "text": "given" if is_given else "default",
             "tone": "busy" if is_given else "quiet",
         },
-        "description": words.sentence(setting["description"]),
-        "variable": setting["variable"],
+        "description": setting["description"],
     }
 
 
@@ -143,8 +141,8 @@ class Settings:
                 ).classes("bar-end")
             tag(
                 "p",
-                "They are given at the start by flag, environment variable or file; what is secret "
-                "is not shown.",
+                "Each is given at the start, by flag, environment variable (as "
+                "HETERTRAIN_CLOUD_LISTEN_PORT) or file. What is secret is not shown.",
                 "hint card-note",
             )
             self._table = DataTable("Settings in force", COLUMNS)

@@ -82,6 +82,7 @@ class Version:
         self._number = view.path["version"]
         self._path = f"/jobs/{self._name}/versions/{self._number}"
         self._orders = VersionOrders(view, self._name)
+        self._newest: int | None = None
         self._contributions: list[dict[str, Any]] = []
 
     async def build(self) -> None:
@@ -89,6 +90,7 @@ class Version:
         view, name = self._view, self._name
         version = await view.api.get(self._path)
         number = version["version"]
+        self._newest = (await view.api.get(f"/jobs/{name}"))["version"]
         versions = f"/jobs/{name}/versions"
         crumbs(
             ("Jobs", "/jobs"),
@@ -113,11 +115,10 @@ class Version:
         with card("", "card-flush"):
             tag("h2", "Who contributed", "card-title")
             self._contributors(version["contributions"])
-        await self._show(version)
+        self._show(version)
 
-    async def _show(self, version: dict[str, Any]) -> None:
-        newest = (await self._view.api.get(f"/jobs/{self._name}"))["version"]
-        is_newest = version["version"] == newest
+    def _show(self, version: dict[str, Any]) -> None:
+        is_newest = version["version"] == self._newest
         self._actions.show((version["is_kept"], version["is_promoted"], is_newest))
 
     def _buttons(self, shown: tuple[bool, bool, bool]) -> None:
@@ -138,7 +139,7 @@ class Version:
 
     async def _promote(self) -> None:
         if await self._orders.promote(int(self._number)):
-            await self._show(await self._view.api.get(self._path))
+            self._show(await self._view.api.get(self._path))
 
     async def _roll_back(self) -> None:
         if await self._orders.roll_back(int(self._number)):
@@ -147,8 +148,9 @@ class Version:
     def _neighbours(self, versions: str, number: int) -> None:
         with tag("nav", "", "neighbours", aria_label="Versions beside it"):
             if number:
-                link("Version before", to(f"{versions}/{number - 1}"))
-            link("Version after", to(f"{versions}/{number + 1}"))
+                link(f"← Version {number - 1:,}", to(f"{versions}/{number - 1}"))
+            if self._newest is not None and number < self._newest:
+                link(f"Version {number + 1:,} →", to(f"{versions}/{number + 1}"))
 
     def _metrics(self, metrics: dict[str, float]) -> None:
         first = leading(sorted(metrics))

@@ -18,14 +18,14 @@ from hetertrain_cloud.console.elements import (
 from hetertrain_cloud.console.job_parts import crumbs, job_tabs, measured, rolling_back, state_pill
 from hetertrain_cloud.console.view import Screen, View, to
 
-PAGE = 50
+PAGE = 25
 COLUMNS = (
     Column("name", "Version", "link"),
     Column("at", "Made", "time"),
     Column("metrics", "Metrics"),
     Column("updates", "Updates", "number"),
     Column("nodes", "Nodes", "number"),
-    Column("sync", "Synchronisation", "number"),
+    Column("sync", "Sync", "number"),
     Column("lineage", "Lineage", "code"),
     Column("kept", "Kept", "pill"),
     Column("model", "Model", "link"),
@@ -131,7 +131,7 @@ class Versions:
                 on_act=self._act,
             )
             self._none = Region(self._nothing)
-            self._pager = Pager(self._refresh)
+            self._pager = Pager(lambda: view.attempt(self._refresh(), ""))
         await view.live(self._refresh)
 
     async def _refresh(self) -> None:

@@ -1,6 +1,6 @@
 // A table of what the server sends: each kind of cell is written in one place, as text and never as
 // markup, and on a narrow screen each row is a card.
-import { ago, bytes, exact, moment, number } from "/console/static/format.js";
+import { ago, bytes, exact, moment, number, seconds } from "/console/static/format.js";
 
 function time(value, form) {
   if (value === "now") return "now";
@@ -8,18 +8,20 @@ function time(value, form) {
   return Vue.h("time", { datetime: value, title: exact(at) }, form === "date" ? moment(at) : ago(at));
 }
 
+function note(value) {
+  return value.note ? Vue.h("span", { class: "note" }, value.note) : null;
+}
+
 const CELLS = {
   text: (value) => String(value),
   number: (value) => number(value),
   bytes: (value) => bytes(value),
+  seconds: (value) => seconds(value),
   time: (value) => time(value),
   date: (value) => time(value, "date"),
   code: (value) => Vue.h("code", String(value)),
-  link: (value) => (value.href ? Vue.h("a", { href: value.href }, value.text) : value.text),
-  pill: (value) => [
-    Vue.h("span", { class: ["pill", `pill-${value.tone}`] }, value.text),
-    value.note ? Vue.h("span", { class: "note" }, value.note) : null,
-  ],
+  link: (value) => [value.href ? Vue.h("a", { href: value.href }, value.text) : value.text, note(value)],
+  pill: (value) => [Vue.h("span", { class: ["pill", `pill-${value.tone}`] }, value.text), note(value)],
   labels: (value) =>
     Object.entries(value).map(([key, text]) => Vue.h("span", { class: "label" }, `${key}=${text}`)),
   list: (value) => value.map((text) => Vue.h("span", { class: "label" }, text)),
