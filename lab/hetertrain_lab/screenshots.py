@@ -57,7 +57,7 @@ class Shot:
 SHOTS = (
     Shot("overview", "/"),
     Shot("jobs", "/jobs"),
-    Shot("new-job", "/jobs/new"),
+    Shot("new-job", "/new-job"),
     Shot("job", f"/jobs/{JOB}"),
     Shot("versions", f"/jobs/{JOB}/versions"),
     Shot("version", f"/jobs/{JOB}/versions", go_to_newest_version),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import queue
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -18,13 +18,14 @@ from tests.integration.production import Production
 from tests.integration.waiting import wait_until
 
 MARKUP = "<img src=x onerror=document.title='taken'>"
+HEARTBEAT_SECONDS = 5.0
 
 
 @pytest.fixture(scope="package")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
     """Two vehicles at work, one node that calls itself by markup, and an operator of each role."""
     made = Production(tmp_path_factory.mktemp("console"))
-    hostile: mqtt.Connection | None = None
+    hostile: Hostile | None = None
     try:
         made.start()
         made.create_job(sync_seconds=4.0)
@@ -32,8 +33,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
             made.enrol(f"car-{index}")
             made.vehicle(f"car-{index}", index, 2, "--step-seconds-min", "0.05")
         made.enrol("hostile", "vehicle", "--label", f"owner={MARKUP}")
-        hostile, events = made.connect("hostile")
-        say_markup(hostile, events)
+        hostile = Hostile(made)
+        hostile.start()
         password = made.directory / "password"
         for role in ("operator", "viewer"):
             made.run("user", "create", role, "--role", role, "--password-file", str(password))
@@ -45,23 +46,37 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Production]:
         made.stop()
 
 
-def say_markup(connection: mqtt.Connection, events: queue.Queue[mqtt.Event]) -> None:
-    """Send a heartbeat whose every text is markup."""
-    assert isinstance(events.get(timeout=10), mqtt.Connected)
-    state = NodeState(
-        node="hostile",
-        job="fleet",
-        cell="cloud",
-        tier="t1",
-        role="vehicle",
-        is_online=True,
-        doing=MARKUP,
-        waiting_for=MARKUP,
-        label=MARKUP,
-        budgets=MARKUP,
-    )
-    frame = pack(state)
-    connection.publish((Outgoing(topics.state("hostile"), frame, retain=True, token=1),))
+class Hostile(threading.Thread):
+    """A node that is enrolled, and whose every text is markup; it repeats itself until stopped."""
+
+    def __init__(self, fleet: Production) -> None:
+        super().__init__(daemon=True)
+        self._stopping = threading.Event()
+        self._connection, events = fleet.connect("hostile")
+        assert isinstance(events.get(timeout=10), mqtt.Connected)
+
+    def run(self) -> None:
+        state = NodeState(
+            node="hostile",
+            job="fleet",
+            cell="cloud",
+            tier="t1",
+            role="vehicle",
+            is_online=True,
+            doing=MARKUP,
+            waiting_for=MARKUP,
+            label=MARKUP,
+            budgets=MARKUP,
+        )
+        heartbeat = Outgoing(topics.state("hostile"), pack(state), retain=True)
+        while not self._stopping.is_set():
+            self._connection.publish((heartbeat,))
+            self._stopping.wait(HEARTBEAT_SECONDS)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join(10)
+        self._connection.stop()
 
 
 @pytest.fixture(scope="package")

@@ -87,7 +87,7 @@ def kept(fleet: Production) -> list[int]:
 
 
 def test_a_job_is_made_by_a_form_that_says_what_is_wrong_where(page: Page) -> None:
-    go(page, "jobs/new")
+    go(page, "new-job")
     page.get_by_label("Name", exact=True).fill("second")
     task = page.get_by_label("Task", exact=True)
     task.fill("no task")
