@@ -322,6 +322,16 @@ def _bench_control(arguments: argparse.Namespace, output: Path) -> dict[str, Any
     return asdict(measure) | {"slowest_median_ms": max(p.median_ms for p in measure.pages)}
 
 
+def _bench_console(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
+    from hetertrain_lab.console_bench import console_rows, run_console
+    from hetertrain_lab.progress import track
+
+    with track("console", 1.0) as on_progress:
+        measure = run_console(output, is_quick=arguments.quick, on_progress=on_progress)
+    _show(arguments, console_rows(measure))
+    return asdict(measure)
+
+
 def _bench_agent(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
     from hetertrain_lab.agent_bench import agent_rows, run_agent
     from hetertrain_lab.progress import track
@@ -341,6 +351,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "aggregate": _bench_aggregate,
     "transfer": _bench_transfer,
     "control": _bench_control,
+    "console": _bench_console,
     "agent": _bench_agent,
 }
 """Benchmarks by name; each returns its results and shows them, unless JSON is asked for."""

@@ -29,6 +29,7 @@ from hetertrain_lab.page import Rows
 NODES, NODES_QUICK = 100_000, 10_000
 REPEATS = 30
 BATCH = 5_000
+USER, PASSWORD = "bench", "a" * 12
 REGIONS = ("north", "south", "east", "west")
 
 
@@ -74,21 +75,21 @@ def run_control(
         access_changed=threading.Event(),
     )
     try:
-        token = _fill(plane, num_nodes, now, lambda share: on_progress(0.7 * share))
+        token = fill(plane, num_nodes, now, lambda share: on_progress(0.7 * share))
         client = TestClient(build_app(plane), headers={"Authorization": f"Bearer {token}"})
         paths = {
             "first page of nodes": "/api/v1/nodes?limit=100",
-            "page in the middle": f"/api/v1/nodes?limit=100&cursor={_name(num_nodes // 2)}",
-            "last page": f"/api/v1/nodes?limit=100&cursor={_name(num_nodes - 100)}",
+            "page in the middle": f"/api/v1/nodes?limit=100&cursor={node_name(num_nodes // 2)}",
+            "last page": f"/api/v1/nodes?limit=100&cursor={node_name(num_nodes - 100)}",
             "by state": "/api/v1/nodes?limit=100&state=revoked",
             "by label": "/api/v1/nodes?limit=100&label=region%3Dwest",
-            "by name": f"/api/v1/nodes?limit=100&prefix={_name(num_nodes - 50)[:-2]}",
+            "by name": f"/api/v1/nodes?limit=100&prefix={node_name(num_nodes - 50)[:-2]}",
             "by what they do": "/api/v1/nodes?limit=100&doing=training&tier=t2&state=active",
-            "offline": f"/api/v1/nodes?is_online=false&cursor={_name(num_nodes // 2)}",
+            "offline": f"/api/v1/nodes?is_online=false&cursor={node_name(num_nodes // 2)}",
             "the fleet in numbers": "/api/v1/fleet",
             "a job's fleet in numbers": f"/api/v1/fleet?job={REGIONS[1]}",
-            "why a node does not train": f"/api/v1/nodes/{_name(1)}/explanation",
-            "a node's timeline": f"/api/v1/nodes/{_name(1)}/events",
+            "why a node does not train": f"/api/v1/nodes/{node_name(1)}/explanation",
+            "a node's timeline": f"/api/v1/nodes/{node_name(1)}/events",
             "jobs": "/api/v1/jobs",
             "a job": f"/api/v1/jobs/{REGIONS[1]}",
             "audit trail": "/api/v1/audit?limit=100",
@@ -112,19 +113,21 @@ def control_rows(measure: ControlMeasure) -> Rows:
     return title, ("page", "median, ms", "slowest, ms"), rows
 
 
-def _name(number: int) -> str:
+def node_name(number: int) -> str:
+    """Return the name of a node."""
     return f"car-{number:08d}"
 
 
-def _fill(
+def fill(
     plane: ControlPlane,
     num_nodes: int,
     now: datetime.datetime,
     on_progress: Callable[[float], None],
 ) -> str:
+    """Make nodes, a tenth of them online, jobs and an admin; return a token of hers."""
     with plane.database.begin() as transaction:
         operators.create_user(
-            transaction, name="bench", password="a" * 12, role="admin", actor="bench", now=now
+            transaction, name=USER, password=PASSWORD, role="admin", actor=USER, now=now
         )
         rights = operators.ROLES["admin"]
         _, token = operators.create_token(
@@ -168,7 +171,7 @@ def _fill(
 
 def _node(number: int, now: datetime.datetime) -> Node:
     return Node(
-        name=_name(number),
+        name=node_name(number),
         role="vehicle",
         state="revoked" if number % 100 == 0 else "active",
         labels={"region": REGIONS[number % 4], "model": f"m{number % 17}"},
@@ -189,7 +192,7 @@ def _said(number: int) -> NodeState:
     doing, waiting_for = says[number % len(says)]
     is_online = number % 7 != 0
     return NodeState(
-        node=_name(number),
+        node=node_name(number),
         job=REGIONS[number % 4],
         cell="cloud" if number % 5 else f"rsu-{number % 50}",
         tier=f"t{number % 4}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.looking import go
+from tests.browser.looking import go, until
 from tests.integration.production import Production
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]  # with the start of the fleet
@@ -49,3 +51,49 @@ def test_a_revoked_node_is_dropped(page: Page, fleet: Production) -> None:
         expect(page.get_by_role("button", name="Revoke")).to_have_count(0)
     finally:
         connection.stop()
+
+
+def test_a_job_is_paused_and_goes_on(page: Page, fleet: Production) -> None:
+    go(page, "jobs/fleet")
+    heading = page.get_by_role("main")
+    page.get_by_role("button", name="Pause").click()
+    expect(heading.get_by_text("paused", exact=True).first).to_be_visible()
+    expect(heading.get_by_text("resting").first).to_be_visible()
+    paused_at = fleet.version()
+    page.get_by_role("button", name="Start").click()
+    expect(heading.get_by_text("running", exact=True).first).to_be_visible()
+    until(page, lambda: fleet.version() > paused_at, "a version after the pause")
+
+
+def test_a_job_goes_on_from_an_older_version(page: Page, fleet: Production) -> None:
+    until(page, lambda: any(kept(fleet)), "a version that is kept")
+    version = kept(fleet)[0]
+    go(page, f"jobs/fleet/versions/{version}")
+    page.get_by_role("button", name=re.compile("^Roll back")).click()
+    dialog = page.get_by_role("dialog", name=re.compile("^Roll fleet back"))
+    confirm = dialog.get_by_role("button", name="Roll back")
+    dialog.get_by_label(f"Type {version} to go on").fill(str(version))
+    confirm.click()
+    expect(dialog).to_have_count(0)
+    go(page, "jobs/fleet/versions")
+    expect(page.get_by_text(f"rolled back to {version:,}").first).to_be_visible()
+
+
+def kept(fleet: Production) -> list[int]:
+    """Return the versions that can be gone back to, newest first, without the newest of all."""
+    newest = fleet.version()
+    rows = fleet.json("version", "list", "fleet")
+    return [row["version"] for row in rows if row["is_kept"] and row["version"] < newest]
+
+
+def test_a_job_is_made_by_a_form_that_says_what_is_wrong_where(page: Page) -> None:
+    go(page, "jobs/new")
+    page.get_by_label("Name", exact=True).fill("second")
+    task = page.get_by_label("Task", exact=True)
+    task.fill("no task")
+    page.get_by_role("button", name="Create", exact=True).click()
+    expect(page.get_by_role("main").get_by_role("alert").first).to_be_visible()
+    task.fill("hetertrain_lab.driving:DrivingTask")
+    page.get_by_role("button", name="Create", exact=True).click()
+    expect(page.get_by_role("heading", name="second", level=1)).to_be_visible()
+    expect(page.get_by_role("main").get_by_text("stopped", exact=True).first).to_be_visible()

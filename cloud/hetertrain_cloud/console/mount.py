@@ -33,6 +33,8 @@ def mount_console(app: FastAPI) -> None:
 
     for screen in screens.ALL:
         register(screen, client_of, screens.ALL)
+    # No bar at the top whenever the browser asks for a file: screens say themselves how they are.
+    pages.config.quasar_config["loadingBar"]["skipHijack"] = True
     pages.add_static_files("/static", STATIC, max_cache_age=0)
     ui.run_with(
         app,
