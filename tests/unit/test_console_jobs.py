@@ -132,6 +132,7 @@ def test_a_job_is_offered_the_orders_that_make_sense(
 
 def test_metrics_are_written_with_the_one_that_tells_most_first() -> None:
     assert measured({"loss": 0.123456, "accuracy": 0.9}) == "accuracy\xa00.9, loss\xa00.1235"
+    assert measured({"a": 1.0, "b": 2.0, "c": 3.0}) == "a\xa01, b\xa02, 1\xa0more"
     assert measured(None) == ""
     assert is_better_low("val_loss")
     assert not is_better_low("accuracy")

@@ -115,7 +115,7 @@ def bars(values: Mapping[str, float], across: str, name: str) -> dict[str, Any]:
             "splitLine": {"show": False},
             "axisTick": {"show": False},
         },
-        "yAxis": axis | {"type": "value"},
+        "yAxis": axis | {"type": "value", "minInterval": 1},
         "series": [
             {
                 "type": "bar",

@@ -19,6 +19,8 @@ ORDERS = {
 }
 """Each order with its name, its picture, and what is said once it is given."""
 
+METRICS_SHOWN = 2
+
 
 def state_pill(state: str) -> Element:
     """Show a job's state in a word."""
@@ -48,10 +50,15 @@ async def give_order(view: View, name: str, action: str) -> bool:
 
 
 def measured(metrics: Mapping[str, float] | None) -> str:
-    """Write metrics in a line."""
+    """Write metrics in a line: the one that tells most first, and how many there are beside."""
     found = sorted((metrics or {}).items(), key=lambda item: (item[0] != _first(metrics), item[0]))
     # A name stays with its value where the line is broken.
-    return ", ".join(f"{words.plain(name)}\xa0{value:.4g}" for name, value in found)
+    texts = [
+        f"{words.plain(name)} {value:.4g}".replace(" ", "\xa0")
+        for name, value in found[:METRICS_SHOWN]
+    ]
+    more = len(found) - len(texts)
+    return ", ".join(texts) + (f", {more}\xa0more" if more else "")
 
 
 def _first(metrics: Mapping[str, float] | None) -> str:
@@ -90,9 +97,10 @@ def rolling_back(version: int | None) -> None:
 
 def saved(num_bytes: int | None, dense: int | None) -> str:
     """Say what compression saved."""
-    if not num_bytes or not dense or dense <= num_bytes:
+    if not num_bytes or not dense or dense < 1.1 * num_bytes:
         return ""
-    return f"{dense / num_bytes:,.0f} times less than uncompressed"
+    times = dense / num_bytes
+    return f"{times:,.{0 if times >= 10 else 1}f} times less than uncompressed"
 
 
 def countdown(live: Mapping[str, Any]) -> str:
