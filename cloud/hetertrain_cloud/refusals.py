@@ -56,7 +56,7 @@ class RefusalLog:
         self._pending: dict[Key, _Group] = {}
         self._written: OrderedDict[Key, float] = OrderedDict()
         """When each was written last, the longest ago first."""
-        self._flushed_at = float("-inf")
+        self._flushed_at = -FLUSH_SECONDS  # Clocks begin at 0 or later.
         self.wakes_at = float("inf")
         """When to call ``flush``."""
         newest = last_line(self._path) or last_line(self._older)

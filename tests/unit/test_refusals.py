@@ -54,6 +54,7 @@ def counts(directory: Path) -> list[tuple[str, str, int]]:
 def test_a_refusal_is_written_at_once_and_a_flood_shares_a_row_a_minute(tmp_path: Path) -> None:
     log = book(tmp_path)
     log.note(refusal(), 1000.0)
+    assert log.wakes_at == 0.0  # a time, as every wait has one
     log.flush(5.0)
     assert counts(tmp_path) == [("n0", "norm", 1)]
     for second in range(50):
