@@ -101,6 +101,21 @@ def test_two_files_take_turns_and_numbers_go_on_after_a_restart(tmp_path: Path) 
     assert len(numbers) < 7500
 
 
+def test_a_damaged_book_stops_nobody_and_what_is_whole_is_read(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    log.note(refusal(), 1.0)
+    log.close()
+    with (tmp_path / REFUSALS_FILE).open("ab") as file:
+        file.write(b"\0" * 40 + b"\n" + b'{"number": 9, "tor')
+
+    again = book(tmp_path)
+    again.note(refusal(reason="lag"), 2.0)
+    again.close()
+
+    assert counts(tmp_path) == [("n0", "lag", 1), ("n0", "norm", 1)]
+    assert [row["number"] for row in newest_first(tmp_path)] == [2, 1]
+
+
 def test_a_full_disk_stops_nobody(tmp_path: Path) -> None:
     log = book(tmp_path)
     (tmp_path / REFUSALS_FILE).mkdir()
