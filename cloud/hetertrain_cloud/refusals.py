@@ -56,11 +56,19 @@ class RefusalLog:
         self._pending: dict[Key, _Group] = {}
         self._written: OrderedDict[Key, float] = OrderedDict()
         """When each was written last, the longest ago first."""
-        self._flushed_at = float("-inf")
+        self._flushed_at = -FLUSH_SECONDS  # Clocks begin at 0 or later.
         self.wakes_at = float("inf")
         """When to call ``flush``."""
-        newest = last_line(self._path) or last_line(self._older)
-        self._number = 0 if newest is None else int(json.loads(newest)["number"])
+        self._number = self._take_up(directory)
+
+    def _take_up(self, directory: Path) -> int:
+        """Return the newest number; a book that cannot be read keeps no job from its work."""
+        try:
+            last_line(self._path)  # A torn end is cut off.
+            return next((int(row["number"]) for row in newest_first(directory)), 0)
+        except OSError as error:
+            self._log.error("refusals_unreadable", error=str(error))
+            return 0
 
     def note(self, refusal: Refusal, at: float) -> None:
         """Take a refusal of the time of day ``at``, in seconds since 1970."""
@@ -122,7 +130,10 @@ def newest_first(directory: Path) -> Iterator[dict[str, Any]]:
     before = float("inf")
     for name in (REFUSALS_FILE, OLDER_FILE):
         for line in reversed(lines(directory / name)):
-            row = json.loads(line)
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue  # A power cut may leave anything where it was written last.
             # The files may have taken turns between two reads.
             if row["number"] < before:
                 before = row["number"]

@@ -54,6 +54,7 @@ def counts(directory: Path) -> list[tuple[str, str, int]]:
 def test_a_refusal_is_written_at_once_and_a_flood_shares_a_row_a_minute(tmp_path: Path) -> None:
     log = book(tmp_path)
     log.note(refusal(), 1000.0)
+    assert log.wakes_at == 0.0  # a time, as every wait has one
     log.flush(5.0)
     assert counts(tmp_path) == [("n0", "norm", 1)]
     for second in range(50):
@@ -98,6 +99,21 @@ def test_two_files_take_turns_and_numbers_go_on_after_a_restart(tmp_path: Path) 
     assert max(sizes) <= FILE_BYTES_MAX
     assert numbers == list(range(7500, 7500 - len(numbers), -1))
     assert len(numbers) < 7500
+
+
+def test_a_damaged_book_stops_nobody_and_what_is_whole_is_read(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    log.note(refusal(), 1.0)
+    log.close()
+    with (tmp_path / REFUSALS_FILE).open("ab") as file:
+        file.write(b"\0" * 40 + b"\n" + b'{"number": 9, "tor')
+
+    again = book(tmp_path)
+    again.note(refusal(reason="lag"), 2.0)
+    again.close()
+
+    assert counts(tmp_path) == [("n0", "lag", 1), ("n0", "norm", 1)]
+    assert [row["number"] for row in newest_first(tmp_path)] == [2, 1]
 
 
 def test_a_full_disk_stops_nobody(tmp_path: Path) -> None:
