@@ -98,7 +98,7 @@ def note(wrong: list[str], kind: str, text: str) -> None:
 def address(screen: Screen) -> str:
     """Return where a screen is seen in this fleet, from the console's own address on."""
     name = "car-0" if screen.path.startswith(("/nodes", "/gateways")) else "fleet"
-    query = "?jobs=fleet&jobs=fleet" if screen.path.endswith("/compare") else ""
+    query = "?jobs=fleet&jobs=fleet" if screen.path.startswith("/compare") else ""
     return screen.path.lstrip("/").replace("{name}", name).replace("{version}", "1") + query
 
 
@@ -108,7 +108,9 @@ ALL = [(screen.title, address(screen)) for screen in screens.ALL]
 def go(page: Page, path: str) -> None:
     """Open a page, and wait until it is there and connected."""
     page.goto(path)
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    heading = page.get_by_role("heading", level=1)
+    expect(heading).to_be_visible()
+    expect(heading).not_to_have_text("This cannot be shown")
     page.wait_for_load_state("networkidle")
 
 
