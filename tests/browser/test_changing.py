@@ -81,7 +81,7 @@ def test_a_job_goes_on_from_an_older_version(page: Page) -> None:
 
 def test_a_job_is_made_by_a_form_that_says_what_is_wrong_where(page: Page) -> None:
     go(page, "new-job")
-    page.get_by_role("textbox", name="Name", exact=True).fill("second")
+    page.get_by_role("textbox", name="Name of the job").fill("second")
     task = page.get_by_role("textbox", name="Task", exact=True)
     task.fill("no task")
     page.get_by_role("button", name="Create", exact=True).click()
