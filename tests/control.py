@@ -23,6 +23,13 @@ from hetertrain_cloud.control.plane import Advertised, ControlPlane
 
 PASSWORD = "correct horse battery"
 TASK = "hetertrain_lab.driving:DrivingTask"
+JOB = {"name": "fleet", "specification": {"task": TASK}}
+
+
+def code(response: Any) -> str:
+    """Return the code of a refusal."""
+    assert response.headers["content-type"] == "application/problem+json"
+    return str(response.json()["code"])
 
 
 @dataclass

@@ -126,7 +126,8 @@ class ConsoleDemo:
 
     def _start(self) -> None:
         self._start_cloud()
-        operator = self._own.enter_context(Operator(self.url, self._authority()))
+        client = ControlClient(self.url, authority_pem=self._authority())
+        operator = Operator(self._own.enter_context(client))
         operator.begin(self._bootstrap_token(), self.name, self.password)
         self._enrol(operator)
         operator.send("/jobs", {"name": self._plan.job, "specification": {"task": self._plan.task}})
@@ -200,23 +201,11 @@ class ConsoleDemo:
 
 
 class Operator:
-    """The first admin at the API, for the time of a ``with`` block."""
+    """The first admin at the API."""
 
-    def __init__(self, url: str, authority_pem: str) -> None:
-        self._client = ControlClient(url, authority_pem=authority_pem)
+    def __init__(self, client: ControlClient) -> None:
+        self._client = client
         self._headers: dict[str, str] = {}
-
-    def __enter__(self) -> Operator:
-        self._client.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._client.__exit__(kind, error, trace)
 
     def begin(self, token: str, name: str, password: str) -> None:
         """Become the first admin, and log in.

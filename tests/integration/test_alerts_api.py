@@ -13,9 +13,7 @@ from hetertrain.cell import Refusal
 from hetertrain.logging import silent_logger
 from hetertrain_cloud.control.tables import Node
 from hetertrain_cloud.refusals import RefusalLog
-from tests.control import TASK, Bench, control_plane
-
-JOB = {"name": "fleet", "specification": {"task": TASK}}
+from tests.control import JOB, Bench, control_plane
 
 
 @pytest.fixture

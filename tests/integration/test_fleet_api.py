@@ -17,9 +17,7 @@ from hetertrain_cloud.control.access import Rights
 from hetertrain_cloud.control.changes import Change
 from hetertrain_cloud.control.database import Database
 from hetertrain_cloud.control.tables import NodeEvent, Table, User
-from tests.control import PASSWORD, TASK, Bench
-
-JOB = {"name": "fleet", "specification": {"task": TASK}}
+from tests.control import JOB, PASSWORD, Bench
 
 
 class Broker:
@@ -90,6 +88,8 @@ FOUND: dict[str, set[str]] = {
     "is_online=false": {"car-1", "car_2"},
     "is_online=true&label=region=north&contains=BUS&state=active": {"bus-1", "Bus-3"},
     "contains=bus": {"bus-1", "bus-2", "Bus-3"},
+    "held_by=Vehicle.Speed %3C 1": {"Bus-3"},
+    "held_by=Vehicle.Speed %3C 2": set(),
     "contains=_": {"car_2"},
     "expires_within_days=29": set(),
     "expires_within_days=31": {"bus-1", "Bus-3", "car-1", "car_2"},
@@ -139,10 +139,27 @@ def test_the_fleet_is_counted_as_lists_of_active_nodes_find_it(
     assert fleet["certificates_expiring"] == 0
     later = viewer.get("/api/v1/fleet?expires_within_days=31").json()
     assert later["certificates_expiring"] == 4
-    for menu, name in (("by_doing", "doing"), ("by_tier", "tier"), ("by_cell", "cell")):
+    menus = {"by_doing": "doing", "by_tier": "tier", "by_cell": "cell"}
+    for menu, name in (menus | {"not_eligible_by_rule": "held_by"}).items():
         for choice, count in fleet[menu].items():
-            found = viewer.get(f"/api/v1/nodes?state=active&{name}={choice}").json()
+            asked = {"state": "active", name: choice}
+            found = viewer.get("/api/v1/nodes", params=asked).json()
             assert (choice, found["total"]) == (choice, count)
+
+
+def test_only_who_says_where_it_is_stands_on_the_map(told: tuple[Bench, TestClient]) -> None:
+    bench, viewer = told
+    say(bench, "bus-1", doing="training", latitude=48.1, longitude=11.5)
+    say(bench, "car-1", is_online=False, latitude=48.2, longitude=0.0)
+    say(bench, "stranger", latitude=1.0, longitude=1.0)
+    every = viewer.get("/api/v1/fleet/positions").json()
+    assert every["total"] == 2
+    assert [(each["node"], each["doing"]) for each in every["items"]] == [
+        ("bus-1", "training"),
+        ("car-1", "offline"),
+    ]
+    found = viewer.get("/api/v1/fleet/positions?is_online=true").json()["items"]
+    assert found == [{"node": "bus-1", "latitude": 48.1, "longitude": 11.5, "doing": "training"}]
 
 
 def test_a_jobs_part_of_the_fleet_is_who_spoke_of_it(told: tuple[Bench, TestClient]) -> None:

@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hetertrain_cloud.control.alerts import JobSituation, Names, Situation, alerts
+from hetertrain_cloud.control.alerts import JobSurvey, Names, Survey, alerts
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(days=1)
 EVERY_2_SECONDS = tuple(NOW.timestamp() - 2.0 * back for back in range(20, 0, -1))
-JOB = JobSituation(
+JOB = JobSurvey(
     name="driving",
     wanted="running",
     state="running",
@@ -21,7 +21,7 @@ JOB = JobSituation(
     waiting_code="updates",
     waiting_text="3 nodes' updates needed, 1 present",
 )
-WELL = Situation(
+WELL = Survey(
     now=NOW,
     jobs=(JOB,),
     authority_expires_at=NOW + timedelta(days=3000),

@@ -9,7 +9,7 @@ from nicegui.element import Element
 
 from hetertrain_cloud.console import words
 from hetertrain_cloud.console.curves import leading
-from hetertrain_cloud.console.elements import icon, link, pill, stat, tag
+from hetertrain_cloud.console.elements import icon, pill, stat, tag
 from hetertrain_cloud.console.view import View, to
 
 ORDERS = {
@@ -147,15 +147,6 @@ def figures(job: Mapping[str, Any]) -> None:
                 words.size(live["downlink_bytes"]),
                 saved(live["downlink_bytes"], live["downlink_dense_bytes"]),
             )
-
-
-def crumbs(*above: tuple[str, str], here: str) -> None:
-    """Show the way down: (text, path) of each screen above, and where this is."""
-    with tag("nav", "", "crumbs", aria_label="Where this is"):
-        for text, path in above:
-            link(text, to(path))
-            tag("span", "/", aria_hidden="true")
-        tag("span", here)
 
 
 def tabs(label: str, parts: Sequence[tuple[str, str]], here: str) -> None:

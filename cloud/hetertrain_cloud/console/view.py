@@ -119,7 +119,7 @@ class View:
             else:
                 self._fresh()
 
-        ui.timer(seconds, again)
+        ui.timer(seconds, again, immediate=False)
 
     async def attempt(self, change: Awaitable[Any], done: str) -> Any:
         """Carry something out, and say how it went, if there is something to say of it; None: it
@@ -309,6 +309,15 @@ def to(path: str, **query: object) -> str:
     """
     given = {name: value for name, value in query.items() if value not in (None, "")}
     return f"{MOUNT}{quote(path)}" + (f"?{urlencode(given, doseq=True)}" if given else "")
+
+
+def crumbs(*above: tuple[str, str], here: str) -> None:
+    """Show the way down: (text, path) of each screen above, and where this is."""
+    with tag("nav", "", "crumbs", aria_label="Where this is"):
+        for text, path in above:
+            link(text, to(path))
+            tag("span", "/", aria_hidden="true")
+        tag("span", here)
 
 
 def register(

@@ -1,4 +1,4 @@
-"""What needs a human now, and what to do about it: rules over the present situation.
+"""What needs a human now, and what to do about it: rules over what is so right now.
 
 Nothing is stored: an alert is there while its cause is. The rules are pure; ``survey`` gathers
 what they look at.
@@ -67,7 +67,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSituation:
+class JobSurvey:
     """One job."""
 
     name: str
@@ -85,7 +85,7 @@ class JobSituation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class Survey:
     """All that the rules look at."""
 
     now: datetime
@@ -93,7 +93,7 @@ class Situation:
     broker_lost_at: datetime | None = None
     access_error: str = ""
     access_failed_at: datetime | None = None
-    jobs: tuple[JobSituation, ...] = ()
+    jobs: tuple[JobSurvey, ...] = ()
     pending: Names = Names()
     expiring: Names = Names()
     """Active nodes whose certificates expire within ``NODE_EXPIRY``, or have expired."""
@@ -108,20 +108,20 @@ class Situation:
     has_admin: bool = True
 
 
-def alerts(situation: Situation) -> list[Alert]:
+def alerts(survey: Survey) -> list[Alert]:
     """Return what needs a human, the most severe first."""
     found = [
-        *_broker(situation),
-        *_jobs(situation),
-        *_nodes(situation),
-        *_certificates(situation),
-        *_server(situation),
+        *_broker(survey),
+        *_jobs(survey),
+        *_nodes(survey),
+        *_certificates(survey),
+        *_server(survey),
     ]
     order = {severity: place for place, severity in enumerate(SEVERITIES)}
     return sorted(found, key=lambda alert: (order[alert.severity], alert.code, alert.name))
 
 
-def _broker(now: Situation) -> Iterator[Alert]:
+def _broker(now: Survey) -> Iterator[Alert]:
     if now.broker_error:
         yield Alert(
             code="broker_unreachable",
@@ -144,7 +144,7 @@ def _broker(now: Situation) -> Iterator[Alert]:
         )
 
 
-def _jobs(now: Situation) -> Iterator[Alert]:
+def _jobs(now: Survey) -> Iterator[Alert]:
     if not now.jobs:
         yield Alert(
             code="no_job",
@@ -162,7 +162,7 @@ def _jobs(now: Situation) -> Iterator[Alert]:
         yield from _refusals(job)
 
 
-def _failure(now: Situation, job: JobSituation) -> Iterator[Alert]:
+def _failure(now: Survey, job: JobSurvey) -> Iterator[Alert]:
     age = (now.now - job.changed_at).total_seconds()
     if job.state == "failed":
         yield Alert(
@@ -199,7 +199,7 @@ def _failure(now: Situation, job: JobSituation) -> Iterator[Alert]:
         )
 
 
-def _progress(now: Situation, job: JobSituation) -> Iterator[Alert]:
+def _progress(now: Survey, job: JobSurvey) -> Iterator[Alert]:
     age = (now.now - job.changed_at).total_seconds()
     if job.waiting_code == "aggregator_starting":
         if age > SILENT_SECONDS:
@@ -245,7 +245,7 @@ def _progress(now: Situation, job: JobSituation) -> Iterator[Alert]:
         )
 
 
-def _refusals(job: JobSituation) -> Iterator[Alert]:
+def _refusals(job: JobSurvey) -> Iterator[Alert]:
     for reason, count, names in job.refused:
         means = explanation(reason)
         of = f" of {names}" if names.count else ""
@@ -259,7 +259,7 @@ def _refusals(job: JobSituation) -> Iterator[Alert]:
         )
 
 
-def _nodes(now: Situation) -> Iterator[Alert]:
+def _nodes(now: Survey) -> Iterator[Alert]:
     if now.pending.count:
         yield Alert(
             code="nodes_pending",
@@ -305,7 +305,7 @@ def _nodes_wait(count: int) -> str:
     return "1 node waits" if count == 1 else f"{count} nodes wait"
 
 
-def _certificates(now: Situation) -> Iterator[Alert]:
+def _certificates(now: Survey) -> Iterator[Alert]:
     if now.authority_expires_at < now.now + AUTHORITY_EXPIRY:
         is_soon = now.authority_expires_at < now.now + SERVER_EXPIRY
         yield Alert(
@@ -329,7 +329,7 @@ def _certificates(now: Situation) -> Iterator[Alert]:
             )
 
 
-def _server(now: Situation) -> Iterator[Alert]:
+def _server(now: Survey) -> Iterator[Alert]:
     free = now.disk_free_share
     if free is not None and free < DISK_WARNING:
         yield Alert(
@@ -354,11 +354,11 @@ def _only(names: Names) -> str:
     return names.first[0] if names.count == 1 else ""
 
 
-def _newest(job: JobSituation) -> datetime | None:
+def _newest(job: JobSurvey) -> datetime | None:
     return datetime.fromtimestamp(job.times[-1], UTC) if job.times else None
 
 
-def _usual_seconds(job: JobSituation) -> float | None:
+def _usual_seconds(job: JobSurvey) -> float | None:
     if len(job.times) < 2:
         return None
     return median(later - earlier for earlier, later in pairwise(job.times))

@@ -58,6 +58,8 @@ class LiveFilter:
     cell: str | None = None
     job: str | None = None
     is_online: bool | None = None
+    held_by: str | None = None
+    """The rule or budget by which it may not train, as ``changes.held_by`` says it."""
 
     @property
     def asks_nothing(self) -> bool:
@@ -69,13 +71,20 @@ class LiveFilter:
         if self.is_online not in (None, is_online):
             return False
         if state is None:
-            return self.doing in (None, OFFLINE) and self.tier is self.cell is self.job is None
+            said = (self.tier, self.cell, self.job, self.held_by)
+            return self.doing in (None, OFFLINE) and not any(said)
         return (
             self.tier in (None, state.tier)
             and self.cell in (None, state.cell)
             and self.job in (None, state.job)
             and (self.doing is None or self._is_doing(self.doing, state, is_online))
+            and (self.held_by is None or self._is_held_by(self.held_by, state, is_online))
         )
+
+    @staticmethod
+    def _is_held_by(rule: str, state: NodeState, is_online: bool) -> bool:
+        is_held = is_online and state.doing == NOT_ELIGIBLE
+        return is_held and rule == held_by(state.waiting_for)
 
     def _is_doing(self, doing: str, state: NodeState, is_online: bool) -> bool:
         if is_online:

@@ -21,9 +21,9 @@ from hetertrain_cloud.control.alerts import (
     NODE_EXPIRY,
     REFUSED_SECONDS,
     UNSEEN,
-    JobSituation,
+    JobSurvey,
     Names,
-    Situation,
+    Survey,
 )
 from hetertrain_cloud.control.credentials import expires_at
 from hetertrain_cloud.control.plane import ControlPlane
@@ -37,7 +37,7 @@ TIMES = 21
 """Of so many versions the usual interval is taken."""
 
 
-def gather(plane: ControlPlane, transaction: Transaction) -> Situation:
+def gather(plane: ControlPlane, transaction: Transaction) -> Survey:
     """Look at everything once."""
     now = plane.now()
     jobs = transaction.scalars(select(Job).order_by(Job.name).limit(JOBS_MAX))
@@ -47,7 +47,7 @@ def gather(plane: ControlPlane, transaction: Transaction) -> Situation:
     )
     free_share, free_bytes = disk_free(plane.jobs_directory)
     certificates = ((what, expires_at(path)) for what, path in plane.certificates.items())
-    return Situation(
+    return Survey(
         now=now,
         broker_error=plane.live.broker_error,
         broker_lost_at=plane.broker_lost_at,
@@ -89,9 +89,9 @@ def _claims(
 
 def _job(
     plane: ControlPlane, transaction: Transaction, job: Job, now: datetime.datetime
-) -> JobSituation:
+) -> JobSurvey:
     code, text = plane.waiting_for(job, *plane.crew(transaction, job))
-    return JobSituation(
+    return JobSurvey(
         name=job.name,
         wanted=job.wanted,
         state=job.state,

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from hetertrain import codec
 from hetertrain.core.policy import Statistics
@@ -208,7 +209,8 @@ class Gate:
         return None
 
 
-def _reject(
+def _refuse(
+    outcome: Outcome,
     update: Update,
     reason: str,
     code: Reason,
@@ -216,18 +218,11 @@ def _reject(
     limit: float | None = None,
 ) -> Verdict:
     finding = Finding(code, update.base_version, measured, limit)
-    return Verdict(update.node, update.seq, Outcome.REJECTED, reason, finding=finding)
+    return Verdict(update.node, update.seq, outcome, reason, finding=finding)
 
 
-def _quarantine(
-    update: Update,
-    reason: str,
-    code: Reason,
-    measured: float | None = None,
-    limit: float | None = None,
-) -> Verdict:
-    finding = Finding(code, update.base_version, measured, limit)
-    return Verdict(update.node, update.seq, Outcome.QUARANTINED, reason, finding=finding)
+_reject = partial(_refuse, Outcome.REJECTED)
+_quarantine = partial(_refuse, Outcome.QUARANTINED)
 
 
 def _implausible(update: Update, delta: codec.Decoded, statistics: Statistics) -> Verdict | None:

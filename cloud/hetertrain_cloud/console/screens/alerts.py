@@ -48,6 +48,20 @@ def place(alert: Mapping[str, Any]) -> tuple[str, str]:
     return OTHER, "See the settings"
 
 
+def alert_item(view: View, alert: Mapping[str, Any]) -> None:
+    """Show an alert, with what to do and where."""
+    tone = words.ALERT_TONES[alert["severity"]]
+    picture = words.ALERT_PICTURES[alert["severity"]]
+    with callout(alert["text"], alert["advice"], tone, picture), tag("div", "", "callout-foot"):
+        href, label = place(alert)
+        if href != OTHER or view.may("settings:read"):
+            link(label, href)
+        if alert["since"]:
+            with tag("span", "", "muted"):
+                tag("span", "since ")
+                moment(alert["since"], "date")
+
+
 class Alerts:
     """The screen."""
 
@@ -81,22 +95,10 @@ class Alerts:
                     with tag("ul", "", "stack"):
                         for alert in these:
                             with tag("li"):
-                                self._item(alert)
+                                alert_item(self._view, alert)
         total = sum(found["by_code"].values())
         if total > len(items):
             tag("p", f"The first {len(items)} of {total:,}.", "muted")
-
-    def _item(self, alert: Mapping[str, Any]) -> None:
-        tone = words.ALERT_TONES[alert["severity"]]
-        picture = words.ALERT_PICTURES[alert["severity"]]
-        with callout(alert["text"], alert["advice"], tone, picture), tag("div", "", "callout-foot"):
-            href, label = place(alert)
-            if href != OTHER or self._view.may("settings:read"):
-                link(label, href)
-            if alert["since"]:
-                with tag("span", "", "muted"):
-                    tag("span", "since ")
-                    moment(alert["since"], "date")
 
 
 async def count(api: ApiClient) -> int:

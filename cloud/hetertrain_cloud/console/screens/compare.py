@@ -20,9 +20,8 @@ from hetertrain_cloud.console.elements import (
     link,
     tag,
 )
-from hetertrain_cloud.console.job_parts import crumbs
 from hetertrain_cloud.console.screens.job import ACROSS, CURVE_POINTS, HISTORY_SECONDS
-from hetertrain_cloud.console.view import Screen, View, to
+from hetertrain_cloud.console.view import Screen, View, crumbs, to
 
 JOBS_MAX = len(COLOURS)
 """So many colours can be told apart."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from hetertrain.wire.topics import CLOUD_CELL
+from nicegui.events import GenericEventArguments
+
 from hetertrain_cloud.console import words
 from hetertrain_cloud.console.bulk import act_on_nodes
-from hetertrain_cloud.console.client import ProblemAnswer
 from hetertrain_cloud.console.curves import places
 from hetertrain_cloud.console.elements import (
     Address,
@@ -23,12 +23,13 @@ from hetertrain_cloud.console.elements import (
     button,
     card,
     empty,
-    shares,
     tag,
 )
+from hetertrain_cloud.console.node_parts import gateway, work_shares
 from hetertrain_cloud.console.view import Screen, View, to
 
 PAGE = 50
+JOBS = 200
 COUNT_SECONDS = 5.0
 COLUMNS = (
     Column("name", "Node", "link"),
@@ -47,6 +48,7 @@ MENUS = (
     ("state", "Enrolment"),
     ("role", "Role"),
     ("doing", "Does"),
+    ("held_by", "Held by"),
     ("tier", "Tier"),
     ("cell", "Cell"),
     ("job", "Job"),
@@ -80,11 +82,6 @@ def row(node: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def gateway(cell: str) -> str:
-    """Return the address of the gateway whose cell it is; empty: the cloud's own."""
-    return "" if cell == CLOUD_CELL else to(f"/nodes/{cell}")
-
-
 def groups(found: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, list[Place]]]:
     """Divide places by what nodes do, each with its colour."""
     divided: dict[str, tuple[str, list[Place]]] = {}
@@ -111,17 +108,14 @@ def menus(counts: dict[str, Any], jobs: list[str]) -> dict[str, list[tuple[str, 
         "state": counted({s: counts["by_state"].get(s, 0) for s in STATES}),
         "role": [("vehicle", "vehicles"), ("edge", "gateways")],
         "doing": counted(counts["by_doing"]),
+        "held_by": [
+            (rule, f"{rule} ({num:,})") for rule, num in counts["not_eligible_by_rule"].items()
+        ],
         "tier": counted(dict(sorted(counts["by_tier"].items()))),
         "cell": counted(counts["by_cell"]),
         "job": [(name, name) for name in jobs],
         "label": [(label, f"{label} ({num:,})") for label, num in labels.items()],
     }
-
-
-def work_shares(counts: dict[str, Any]) -> None:
-    """Show what active nodes do."""
-    parts = [(words.plain(d), n, words.doing_tone(d)) for d, n in counts["by_doing"].items()]
-    shares(parts, "what active nodes do")
 
 
 class Fleet:
@@ -132,6 +126,8 @@ class Fleet:
         self._asked = {name: view.query.get(name, "") for name in FILTERS}
         self._fields: dict[str, Field] = {}
         self._saved: dict[str, str] = {}
+        self._jobs: list[str] = []
+        self._has_map = False
 
     async def build(self) -> None:
         """Make the screen."""
@@ -153,7 +149,7 @@ class Fleet:
             tag("summary", "Map", "card-title")
             self._map = Region(self._make_map)
             tag("p", "Only nodes that say where they are: a vehicle's owner lets it.", "hint")
-        self._map_card.set_visibility(False)
+        self._map_card.on("toggle", self._fold, args=["newState"])
         with card("", "card-flush"):
             self._bulk = Region(self._bulk_row, "bar-row bulk")
             self._table = DataTable(
@@ -163,7 +159,8 @@ class Fleet:
             )
             self._none = Region(self._nothing)
             self._pager = Pager(self._turn)
-        await self._count()
+        page = await view.api.get("/jobs", limit=JOBS)
+        self._jobs = [job["name"] for job in page["items"]]
         await self._read_saved()
         await view.live(self._count, COUNT_SECONDS)
         await view.live(self._refresh)
@@ -190,9 +187,8 @@ class Fleet:
 
     async def _count(self) -> None:
         counts = await self._view.api.get("/fleet")
-        self._work.show(counts)
-        jobs = [job["name"] for job in (await self._view.api.get("/jobs", limit=200))["items"]]
-        for name, options in menus(counts, jobs).items():
+        self._work.show(counts["by_doing"])
+        for name, options in menus(counts, self._jobs).items():
             asked = self._asked[name]
             if asked and asked not in [value for value, _ in options]:
                 options.append((asked, asked))
@@ -209,14 +205,22 @@ class Fleet:
         self._pager.show(text, page["next_cursor"])
         self._address.show(urlencode(self._given()))
 
+    async def _fold(self, event: GenericEventArguments) -> None:
+        self._has_map = event.args["newState"] == "open"
+        await self._view.attempt(self._locate(), "")
+
     async def _locate(self) -> None:
+        if not self._has_map:  # Where many nodes are is not asked for unless somebody looks.
+            return
         found = (await self._view.api.get("/fleet/positions", **self._asked))["items"]
-        self._map_card.set_visibility(bool(found))
+        self._map.show(bool(found))
         if found:
-            self._map.show("map")
             self._drawn.draw(places(groups(found)))
 
-    def _make_map(self, _shown: str) -> None:
+    def _make_map(self, has_places: bool) -> None:
+        if not has_places:
+            empty("No node says where it is", "A vehicle does where its settings share_position.")
+            return
         self._drawn = Chart("map of the nodes that say where they are", places({}), "degrees")
         self._drawn.classes("chart-tall")
 
@@ -225,21 +229,12 @@ class Fleet:
 
     async def _ask(self, name: str, value: str) -> None:
         self._asked[name] = str(value).strip()
-        await self._from_the_start()
-
-    async def _from_the_start(self) -> None:
         await self._pager.restart()
 
     async def _turn(self) -> None:
         self._table.choose([])
         self._bulk.show(())
-        await self._try_refresh()
-
-    async def _try_refresh(self) -> None:
-        try:
-            await self._refresh()
-        except ProblemAnswer as problem:
-            self._view.say(problem.detail, is_bad=True)
+        await self._view.attempt(self._refresh(), "")
 
     def _nothing(self, asked: str) -> None:
         if asked == "all":
@@ -296,7 +291,7 @@ class Fleet:
         self, action: str, nodes: list[str], labels: dict[str, str | None] | None = None
     ) -> None:
         if await act_on_nodes(self._view, action, nodes, labels):
-            await self._from_the_start()
+            await self._pager.restart()
 
     async def _read_saved(self) -> None:
         items = (await self._view.api.get("/me/filters"))["items"]
@@ -309,7 +304,7 @@ class Fleet:
             self._asked = {key: asked.get(key, "") for key in FILTERS}
             for key, field in self._fields.items():
                 field.set(self._asked[key])
-            await self._from_the_start()
+            await self._pager.restart()
 
     def _save(self) -> None:
         with self._view.dialogs(), Modal("Save this filter") as modal:

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from hetertrain_cloud.console import words
-from hetertrain_cloud.console.elements import Column, DataTable, Region, card, empty
+from hetertrain_cloud.console.elements import (
+    Column,
+    DataTable,
+    Pager,
+    Region,
+    card,
+    empty,
+)
 from hetertrain_cloud.console.view import Screen, View, to
 
-PAGE = 200
+PAGE = 50
 COLUMNS = (
     Column("name", "Gateway", "link"),
     Column("doing", "Does", "pill"),
@@ -36,7 +43,10 @@ def row(node: Mapping[str, Any], members: int) -> dict[str, Any]:
         "key": name,
         "name": {"text": name, "href": to(f"/nodes/{name}")},
         "doing": {"text": words.plain(shown), "tone": tone, "note": more.strip()},
-        "members": {"text": words.many(members, "node"), "href": to("/fleet", cell=name)},
+        "members": {
+            "text": words.many(members, "node"),
+            "href": to("/fleet", cell=name, state="active"),
+        },
         "seen": "now" if is_online else node["seen_at"],
     }
     if live:
@@ -52,8 +62,10 @@ def row(node: Mapping[str, Any], members: int) -> dict[str, Any]:
     return found
 
 
-def nothing(_shown: bool) -> None:
+def nothing(is_empty: bool) -> None:
     """Say what a gateway is for, where there is none."""
+    if not is_empty:
+        return
     empty(
         "No gateway yet",
         "A gateway stands between a cell's vehicles and the cloud: it merges their updates, so "
@@ -68,11 +80,14 @@ async def build(view: View) -> None:
     view.head("Gateways")
     with card("", "card-flush"):
         table = DataTable("Gateways", COLUMNS)
-        none = Region(lambda is_empty: nothing(is_empty) if is_empty else None)
+        none = Region(nothing)
+        pager = Pager(lambda: view.attempt(refresh(), ""))
 
     async def refresh() -> None:
-        found = (await view.api.get("/nodes", role="edge", limit=PAGE))["items"]
+        page = await view.api.get("/nodes", role="edge", limit=PAGE, cursor=pager.cursor)
+        found = page["items"]
         cells = (await view.api.get("/fleet"))["by_cell"]
+        pager.show(words.seen(pager.number, PAGE, len(found)), page["next_cursor"])
         table.set_visibility(bool(found))
         table.show([row(node, cells.get(node["name"], 0)) for node in found])
         none.show(not found)

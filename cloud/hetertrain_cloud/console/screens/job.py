@@ -20,12 +20,10 @@ from hetertrain_cloud.console.elements import (
     facts,
     icon,
     link,
-    shares,
     tag,
 )
 from hetertrain_cloud.console.job_parts import (
     ORDERS,
-    crumbs,
     figures,
     give_order,
     job_tabs,
@@ -34,13 +32,14 @@ from hetertrain_cloud.console.job_parts import (
     state_pill,
     waits,
 )
+from hetertrain_cloud.console.node_parts import work_shares
 from hetertrain_cloud.console.specification import (
     Specification,
     form_of,
     without_defaults,
     written,
 )
-from hetertrain_cloud.console.view import Screen, View, to
+from hetertrain_cloud.console.view import Screen, View, crumbs, to
 
 CURVE_POINTS = 500
 HISTORY_SECONDS = 6.0
@@ -245,10 +244,7 @@ class OneJob:
         if not by_doing:
             empty("No node speaks of it", "Nodes that work on the job are counted here.")
             return
-        shares(
-            [(words.plain(doing), num, words.doing_tone(doing)) for doing, num in by_doing.items()],
-            "what the job's nodes do",
-        )
+        work_shares(by_doing)
         link("Show these nodes", to("/fleet", job=self._name))
 
     def _lag_chart(self, shown: tuple[bool, bool]) -> None:

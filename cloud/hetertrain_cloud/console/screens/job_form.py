@@ -9,7 +9,6 @@ from nicegui.element import Element
 from hetertrain_cloud.console import words
 from hetertrain_cloud.console.client import ProblemAnswer
 from hetertrain_cloud.console.elements import Field, button, card, facts, link, tag
-from hetertrain_cloud.console.job_parts import crumbs
 from hetertrain_cloud.console.specification import (
     SECTIONS,
     Form,
@@ -24,7 +23,7 @@ from hetertrain_cloud.console.specification import (
     without_defaults,
     write_toml,
 )
-from hetertrain_cloud.console.view import Screen, View, to
+from hetertrain_cloud.console.view import Screen, View, crumbs, to
 
 KINDS = {"choice": "select", "switch": "checkbox", "lines": "textarea", "pairs": "textarea"}
 INPUT_MODES = {"whole": "numeric", "number": "decimal"}

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from hetertrain.wire.topics import CLOUD_CELL
 from hetertrain_cloud.console import words
 from hetertrain_cloud.console.client import ProblemAnswer
 from hetertrain_cloud.console.elements import (
     Field,
     Modal,
+    Pager,
     Region,
     Tone,
     button,
+    callout,
     card,
     empty,
     facts,
@@ -24,9 +25,10 @@ from hetertrain_cloud.console.elements import (
     pill,
     tag,
 )
-from hetertrain_cloud.console.view import Screen, View, to
+from hetertrain_cloud.console.node_parts import gateway
+from hetertrain_cloud.console.view import Screen, View, crumbs, to
 
-EVENTS = 50
+EVENTS = 30
 REFUSALS = 5
 CHECK_PICTURES = {
     "ok": "check_circle",
@@ -76,12 +78,10 @@ def settled(check: dict[str, Any]) -> dict[str, Any]:
 def explanation(found: dict[str, Any]) -> None:
     """Show why the node does not train: in a sentence, then check by check."""
     first = next((c for c in found["checks"] if c["state"] in ("failing", "waiting")), None)
-    tone = "good" if found["is_training"] else "bad"
+    tone: Tone = "good" if found["is_training"] else "bad"
     if not found["is_training"] and first is not None and first["state"] == "waiting":
         tone = "busy"
-    with tag("div", "", f"callout callout-{tone}"):
-        icon("check_circle" if found["is_training"] else "help")
-        tag("strong", found["summary"])
+    callout(found["summary"], tone=tone, picture="" if found["is_training"] else "help")
     with tag("ol", "", "checks", aria_label="What must hold for it to train"):
         for check in found["checks"]:
             check_item(check)
@@ -142,10 +142,11 @@ def _last(failure: str) -> str:
 
 def cell(name: str) -> None:
     """Show a cell, which a gateway may be."""
-    if name == CLOUD_CELL:
-        tag("span", "the cloud's own")
+    href = gateway(name)
+    if href:
+        link(name, href)
     else:
-        link(name, to(f"/nodes/{name}"))
+        tag("span", "the cloud's own")
 
 
 def event_item(event: dict[str, Any]) -> None:
@@ -179,11 +180,8 @@ def refusals(found: dict[str, Any]) -> None:
         return
     with card("What was refused"):
         for reason in found["by_reason"]:
-            with tag("div", "", "callout callout-warning"):
-                icon("block")
-                with tag("div"):
-                    tag("strong", f"{words.many(reason['count'], 'time')}: ")
-                    tag("span", f"{reason['explanation']} {reason['advice']}")
+            text = f"{reason['explanation']} {reason['advice']}"
+            callout(words.many(reason["count"], "time"), text, "warning", "block")
         with tag("ul", "", "events"):
             for each in found["items"]:
                 with tag("li", "", "event"):
@@ -204,10 +202,7 @@ class Node:
         """Make the screen."""
         view = self._view
         self._node = await view.api.get(f"/nodes/{self._name}")
-        with tag("nav", "", "crumbs", aria_label="Where this is"):
-            link("Fleet", to("/fleet"))
-            tag("span", "/")
-            tag("span", self._name)
+        crumbs(("Fleet", "/fleet"), here=self._name)
         with view.head(self._name):
             self._actions = Region(self._buttons, "actions")
         with tag("div", "", "grid-wide"):
@@ -217,6 +212,7 @@ class Node:
                 self._refused = Region(refusals)
                 with card("What happened"):
                     self._events = Region(events_list)
+                    self._pager = Pager(lambda: view.attempt(self._read_events(), ""))
             with tag("div", "", "stack"):
                 with card("What it does"):
                     self._work = Region(work)
@@ -236,7 +232,15 @@ class Node:
         self._about.show({k: v for k, v in self._node.items() if k != "live"})
         if live and self._view.may("jobs:read"):
             await self._look_for_refusals(live["job"])
-        self._events.show((await api.get(f"{path}/events", limit=EVENTS))["items"])
+        if not self._pager.number:  # Who looks at older ones does not want them to move.
+            await self._read_events()
+
+    async def _read_events(self) -> None:
+        path = f"/nodes/{self._name}/events"
+        page = await self._view.api.get(path, limit=EVENTS, cursor=self._pager.cursor)
+        self._events.show(page["items"])
+        text = words.seen(self._pager.number, EVENTS, len(page["items"]))
+        self._pager.show(text, page["next_cursor"])
 
     async def _look_for_refusals(self, job: str) -> None:
         asked = {"node": self._name, "limit": REFUSALS}
@@ -296,7 +300,7 @@ class Node:
                 try:
                     body = {"labels": words.read_labels(field.value)}
                 except ValueError as error:
-                    field.complain(str(error))
+                    field.complain(words.sentence(str(error)))
                     return
                 revision, path = self._node["revision"], f"/nodes/{self._name}"
                 change = self._view.api.send("PATCH", path, body, if_match=revision)

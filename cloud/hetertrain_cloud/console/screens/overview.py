@@ -14,11 +14,12 @@ from hetertrain_cloud.console.elements import (
     empty,
     icon,
     link,
-    shares,
     stat,
     tag,
 )
 from hetertrain_cloud.console.job_parts import figures, state_pill, waits
+from hetertrain_cloud.console.node_parts import work_shares
+from hetertrain_cloud.console.screens.alerts import alert_item
 from hetertrain_cloud.console.view import Screen, View, to
 
 JOBS = 20
@@ -34,8 +35,8 @@ ALERT_SECONDS = 10.0
 class JobCard:
     """One job: its figures and its curve."""
 
-    def __init__(self, job: Mapping[str, Any]) -> None:
-        self.name = job["name"]
+    def __init__(self, name: str) -> None:
+        self.name = name
         with card():
             with tag("div", "", "heading"):
                 with tag("h2"):
@@ -62,7 +63,7 @@ class JobCard:
         )
         now = {key: job[key] for key in seen}
         self._waits.show(
-            {key: now[key] for key in ("state", "waiting_for")} | {"live": now["live"] and True}
+            {key: now[key] for key in ("state", "waiting_for")} | {"live": bool(now["live"])}
         )
         self._figures.show(now)
 
@@ -88,20 +89,6 @@ class JobCard:
         self._drawn.classes("chart-small")
 
 
-def needs_somebody(found: list[dict[str, Any]]) -> None:
-    """Show what needs somebody now, worst first."""
-    for alert in found:
-        tone = words.ALERT_TONES[alert["severity"]]
-        with tag("div", "", f"callout callout-{tone}"):
-            icon(words.ALERT_PICTURES[alert["severity"]])
-            with tag("div"):
-                tag("strong", alert["text"])
-                tag("span", " ")
-                tag("span", alert["advice"])
-    if found:
-        link("All alerts", to("/alerts"))
-
-
 def fleet_card(counts: Mapping[str, Any]) -> None:
     """Show what nodes do."""
     active = counts["by_state"].get("active", 0)
@@ -109,8 +96,7 @@ def fleet_card(counts: Mapping[str, Any]) -> None:
         stat("Nodes online", f"{counts['online']:,}", f"of {active:,} enrolled")
         stat("Sent by nodes", words.size(counts["bytes_up"]), "since each started")
         stat("Received by nodes", words.size(counts["bytes_down"]), "since each started")
-    parts = [(words.plain(d), n, words.doing_tone(d)) for d, n in counts["by_doing"].items()]
-    shares(parts, "what active nodes do")
+    work_shares(counts["by_doing"])
 
 
 def reasons(counts: Mapping[str, Any]) -> list[tuple[int, str, str]]:
@@ -119,7 +105,7 @@ def reasons(counts: Mapping[str, Any]) -> list[tuple[int, str, str]]:
         (
             num,
             f"may not train by the rule {rule}",
-            to("/fleet", doing="not_eligible", state="active"),
+            to("/fleet", held_by=rule, state="active"),
         )
         for rule, num in list(counts["not_eligible_by_rule"].items())[:RULES]
     ]
@@ -168,7 +154,7 @@ class Overview:
             if view.may("jobs:write"):
                 link("New job", to("/new-job"), "button")
         if view.may("nodes:read"):
-            self._alerts = Region(needs_somebody, "stack alerts")
+            self._alerts = Region(self._needs_somebody, "stack alerts")
             await view.live(self._warn, ALERT_SECONDS)
             with tag("div", "", "grid"):
                 with card("The fleet"):
@@ -177,21 +163,20 @@ class Overview:
                     self._reasons = Region(why_not_more)
             await view.live(self._count, FLEET_SECONDS)
         self._jobs = Region(self._make_cards, "stack")
+        self._more = link("All jobs", to("/jobs"))
         await view.live(self._refresh)
         await view.live(self._draw, CURVE_SECONDS)
 
     async def _refresh(self) -> None:
-        jobs = (await self._view.api.get("/jobs", limit=JOBS))["items"]
-        if [job["name"] for job in jobs] != list(self._cards):
-            self._jobs.show([{"name": job["name"]} for job in jobs])
-        if not jobs:
-            self._jobs.show([])
-        for job in jobs:
+        page = await self._view.api.get("/jobs", limit=JOBS)
+        self._jobs.show([job["name"] for job in page["items"]])
+        self._more.set_visibility(page["next_cursor"] is not None)
+        for job in page["items"]:
             self._cards[job["name"]].show(job)
 
-    def _make_cards(self, jobs: list[dict[str, Any]]) -> None:
-        self._cards = {job["name"]: JobCard(job) for job in jobs}
-        if not jobs:
+    def _make_cards(self, names: list[str]) -> None:
+        self._cards = {name: JobCard(name) for name in names}
+        if not names:
             with card():
                 empty(
                     "No job yet",
@@ -204,6 +189,12 @@ class Overview:
         for name, each in self._cards.items():
             path = f"/jobs/{name}/metrics"
             each.draw(await self._view.api.get(path, points=CURVE_POINTS))
+
+    def _needs_somebody(self, found: list[dict[str, Any]]) -> None:
+        for alert in found:
+            alert_item(self._view, alert)
+        if found:
+            link("All alerts", to("/alerts"))
 
     async def _warn(self) -> None:
         found = (await self._view.api.get("/alerts"))["items"]

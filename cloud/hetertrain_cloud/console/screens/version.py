@@ -25,9 +25,8 @@ from hetertrain_cloud.console.elements import (
     stat,
     tag,
 )
-from hetertrain_cloud.console.job_parts import crumbs
 from hetertrain_cloud.console.screens.versions import VersionOrders, kept, model_address
-from hetertrain_cloud.console.view import Screen, View, to
+from hetertrain_cloud.console.view import Screen, View, crumbs, to
 
 PAGE = 50
 COLUMNS = (

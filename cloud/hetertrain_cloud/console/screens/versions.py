@@ -15,8 +15,8 @@ from hetertrain_cloud.console.elements import (
     card,
     empty,
 )
-from hetertrain_cloud.console.job_parts import crumbs, job_tabs, measured, rolling_back, state_pill
-from hetertrain_cloud.console.view import Screen, View, to
+from hetertrain_cloud.console.job_parts import job_tabs, measured, rolling_back, state_pill
+from hetertrain_cloud.console.view import Screen, View, crumbs, to
 
 PAGE = 25
 COLUMNS = (

@@ -181,13 +181,24 @@ def asked_for(
     cell: Annotated[Said | None, Query(description="the cell that it said last")] = None,
     job: Annotated[Said | None, Query(description="the job that it said last")] = None,
     is_online: Annotated[bool | None, Query()] = None,
+    held_by: Annotated[
+        str | None,
+        Query(
+            pattern=r"^[^\x00-\x1f\x7f]{1,512}$",
+            description="only nodes that this rule or budget keeps from training, as "
+            "`not_eligible_by_rule` of /fleet names it",
+            examples=["Vehicle.Speed < 1"],
+        ),
+    ] = None,
 ) -> NodeFilter:
     """Return which nodes are asked for; all that is given must hold."""
     until = None
     if expires_within_days is not None:
         until = plane.now() + timedelta(days=expires_within_days)
     return NodeFilter(
-        live=LiveFilter(doing=doing, tier=tier, cell=cell, job=job, is_online=is_online),
+        live=LiveFilter(
+            doing=doing, tier=tier, cell=cell, job=job, is_online=is_online, held_by=held_by
+        ),
         state=state,
         role=role,
         label=label,

@@ -13,9 +13,7 @@ from hetertrain.logging import silent_logger
 from hetertrain.wire.frames import AggregatorStatus
 from hetertrain_cloud.history import METRICS_FILE, VERSIONS_FILE, append_line
 from hetertrain_cloud.refusals import RefusalLog
-from tests.control import TASK, Bench, control_plane
-
-JOB = {"name": "fleet", "specification": {"task": TASK}}
+from tests.control import JOB, Bench, control_plane
 
 
 @pytest.fixture
