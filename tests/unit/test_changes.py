@@ -11,7 +11,7 @@ from hetertrain.core.eligibility import first_unmet, parse_rules, rule_of
 from hetertrain.wire.frames import NOT_ELIGIBLE, NodeState
 from hetertrain_cloud.control import changes
 from hetertrain_cloud.control.changes import COALESCE_SECONDS, Change, PendingChanges, held_by
-from hetertrain_cloud.control.live import ONLINE_SECONDS, LiveFilter, LiveFleet
+from hetertrain_cloud.control.live import ONLINE_SECONDS, TALLY_NODES_MIN, LiveFilter, LiveFleet
 
 
 class Fleet:
@@ -188,15 +188,19 @@ def test_a_filter_means_what_a_node_does_now(
     assert [wanted.matches(*state) for state in states] == [online, offline, gone, unheard]
 
 
-def test_a_large_fleet_is_counted_for_many_looks_at_once_and_a_small_one_for_each() -> None:
-    times = iter(range(1000))
+@pytest.mark.parametrize(("num_nodes", "is_remembered"), [(5, False), (TALLY_NODES_MIN, True)])
+def test_a_large_fleet_is_counted_for_many_looks_at_once_and_a_small_one_for_each(
+    num_nodes: int, is_remembered: bool
+) -> None:
+    times = iter(range(10_000))
     clock: Callable[[], float] = lambda: 0.001 * next(times)  # noqa: E731  # a clock that runs
     live = LiveFleet(clock)
-    state = NodeState(node="a", job="j", cell="c", tier="t2", role="vehicle", is_online=True)
-    live.see(state)
-    assert live.num_online() == 1
-    live.see(NodeState(node="b", job="j", cell="c", tier="t2", role="vehicle", is_online=True))
-    assert live.num_online() == 1  # To count took a while, so it is not done again at once.
-    for _ in range(100):
+    usual = {"job": "j", "cell": "c", "tier": "t2", "role": "vehicle", "is_online": True}
+    for number in range(num_nodes):
+        live.see(NodeState(node=f"a-{number}", **usual))
+    assert live.num_online() == num_nodes
+    live.see(NodeState(node="b", **usual))
+    assert live.num_online() == num_nodes + (0 if is_remembered else 1)
+    for _ in range(1000):
         clock()
-    assert live.num_online() == 2
+    assert live.num_online() == num_nodes + 1

@@ -23,8 +23,8 @@ TALLY_SECONDS_MAX = 1.0
 TALLY_NODES_MIN = 1000
 """Fewer are counted each time: that takes less than a millisecond."""
 TALLY_SHARE = 0.02
-"""Of one core's time goes into counting the fleet at most: a small fleet is counted for each look,
-one of 10,000 nodes about twice a second.
+"""Of one core's time goes into counting a large fleet at most: one of 10,000 nodes is counted about
+twice a second.
 """
 OFFLINE = "offline"
 
