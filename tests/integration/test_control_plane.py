@@ -134,6 +134,7 @@ def test_figures_for_prometheus_need_a_token(bench: Bench) -> None:
     assert code(bench.client(None).get("/metrics")) == "credential_missing"
     text = bench.client("viewer").get("/metrics").text
     assert 'hetertrain_nodes{role="vehicle",state="active"} 1.0' in text
+    assert "hetertrain_node_events_lost 0.0" in text
 
 
 def test_readiness_names_what_is_wrong(bench: Bench) -> None:

@@ -213,6 +213,12 @@ def _gauge_nodes(registry: CollectorRegistry, plane: ControlPlane) -> None:
     online.set(plane.live.num_online())
     broker = Gauge("hetertrain_broker_connected", "1: the broker is reached", registry=registry)
     broker.set(0 if plane.live.broker_error else 1)
+    lost = Gauge(
+        "hetertrain_node_events_lost",
+        "Events of nodes that found no room since the start",
+        registry=registry,
+    )
+    lost.set(plane.live.num_changes_lost)
 
 
 def _gauge_jobs(registry: CollectorRegistry, plane: ControlPlane) -> None:
