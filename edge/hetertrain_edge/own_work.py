@@ -37,6 +37,7 @@ class OwnWork:
         self._start_at = 0.0
         self._failures = 0
         """In a row."""
+        self._last_code: int | None = None
 
     def look(self, now: float) -> None:
         """Start the agent where it does not run, and is due."""
@@ -44,6 +45,8 @@ class OwnWork:
             self._note_end(self._process.exitcode, now)
         if self._process is None and now >= self._start_at:
             self._start(now)
+        if self._process is not None and now - self._started_at > SETTLED_SECONDS:
+            self.state = "trains too"
 
     def _start(self, now: float) -> None:
         self._process = self._context.Process(
@@ -52,6 +55,8 @@ class OwnWork:
         self._process.start()
         self._started_at = now
         self.state = "trains too"
+        if self._failures:
+            self.state += f", again since it ended with code {self._last_code}, its log says why"
         self._log.info("own_work_started", pid=self._process.pid)
 
     def _note_end(self, code: int | None, now: float) -> None:
@@ -60,6 +65,7 @@ class OwnWork:
         self._process = None
         has_settled = now - self._started_at > SETTLED_SECONDS
         self._failures = 1 if has_settled else self._failures + 1
+        self._last_code = code
         wait = min(RESTART_SECONDS_MAX, RESTART_SECONDS_MIN * 2.0 ** min(self._failures - 1, 16))
         self._start_at = now + wait
         self.state = f"own work ended with code {code}, its log says why; again in {wait:g} s"

@@ -127,7 +127,7 @@ def test_a_gateway_is_broker_and_node_of_its_cell_and_both_come_back_and_end_wit
 
         wait_until(lambda: "trains too" in own_doing(), "what the gateway says of it")
         os.kill(site.logged("own_work_started")[-1]["pid"], signal.SIGKILL)
-        wait_until(lambda: "ended with code -9" in own_doing(), "what the gateway says of its end")
+        wait_until(lambda: "ended with code -9" in own_doing(), "what the gateway says of the end")
     finally:
         connection.stop()
         orders.stop()
