@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 from hetertrain.core.aggregator import (
     Aggregator,
+    BundleArrived,
     CutRecord,
     PartialArrived,
     Record,
@@ -39,7 +40,7 @@ def write_record(record: Record) -> bytes | bytearray:
             return _CUT + (b"" if sync is None else str(sync).encode())
         case TermsRecord():
             return _TERMS + json.dumps(asdict(record)).encode()
-        case UpdateArrived() | PartialArrived():
+        case UpdateArrived() | PartialArrived() | BundleArrived():
             assert record.content, "it came over the wire"
             return record.content
 

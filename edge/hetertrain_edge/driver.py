@@ -8,16 +8,13 @@ and no torch.
 
 Without the cloud it goes on: what it acknowledges stays in its inbox, and where there is no more
 room, in its vehicles' outboxes; and if it may, it makes versions of its own for its cell.
-
-The inbox's mark of a record is 0 while it is collected, below 0 while the partial that it is in
-waits sealed (the newest has the least), and the partial's number while that is in flight.
 """
 
 from __future__ import annotations
 
 import base64
 import math
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -27,9 +24,15 @@ from structlog.typing import FilteringBoundLogger
 
 from hetertrain.cell import Cell, Link
 from hetertrain.cell import Event as CellEvent
-from hetertrain.core.aggregator import PartialArrived, Pulled, SyncNotice, Tick, Waiting
+from hetertrain.core.aggregator import (
+    BundleArrived,
+    PartialArrived,
+    Pulled,
+    SyncNotice,
+    Tick,
+    Waiting,
+)
 from hetertrain.core.combiner import (
-    COLLECTED_MAX,
     Combiner,
     Event,
     Forward,
@@ -38,21 +41,17 @@ from hetertrain.core.combiner import (
     VersionAnnounced,
 )
 from hetertrain.core.gate import Finding, Gate, Outcome, Reason, Verdict
+from hetertrain.core.policy import SyncPolicy
 from hetertrain.core.update import Checkpoint
+from hetertrain.core.worker import PERIODS_MAX
 from hetertrain.errors import StoreError, TransportError
 from hetertrain.transport import mqtt
-from hetertrain.transport.inbox import Inbox
 from hetertrain.transport.newest import NewestNote
-from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
 from hetertrain.wire.contents import (
     model_head,
     model_terms,
-    pack_partial,
-    pack_update,
     unpack_as,
-    unpack_partial,
-    unpack_update,
 )
 from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import AggregatorStatus, ModelContent, pack
@@ -68,14 +67,13 @@ from hetertrain.wire.uplink import (
     UplinkEvent,
     UplinkReady,
 )
+from hetertrain_edge.backlog import INBOX_BYTES_MAX, Backlog
+from hetertrain_edge.forwarding import Form, Forwarding
 from hetertrain_edge.kept_model import KeptModel
 from hetertrain_edge.local_versions import LocalVersions
 
-INBOX_BYTES_MAX = 1 << 30
 LOCAL_NOTED = 16
 """Of so many local versions the first is noted durably."""
-_OPEN = 0
-_SEALED_MIN = -(1 << 62)
 
 Side = Literal["north", "south"]
 
@@ -94,15 +92,16 @@ class GatewayDriver:
         south: Link,
         log: FilteringBoundLogger,
         relays_orders: bool = False,
+        forward: Form = Form.EXACT,
         inbox_bytes_max: int = INBOX_BYTES_MAX,
         local_after_seconds: float | None = None,
     ) -> None:
         """Open the stores in ``directory``; a new outbox counts from ``first_seq``. Where the
         cell has a broker of its own, an operator's orders must be relayed to it.
 
-        Updates that the cloud has not settled take ``inbox_bytes_max`` of the disk. Once the cloud
-        is out of reach for ``local_after_seconds``, the gateway makes versions for its cell; None:
-        it never does.
+        Partials go up in the form ``forward``. Updates that the cloud has not settled take
+        ``inbox_bytes_max`` of the disk. Once the cloud is out of reach for ``local_after_seconds``,
+        the gateway makes versions for its cell; None: it never does.
 
         Raises:
             StoreError: the directory is not usable.
@@ -114,15 +113,15 @@ class GatewayDriver:
         self._order: bytes | None = None
         """The newest order of an operator, as it came."""
         self._log = log
-        self._inbox = Inbox(directory / "inbox.db")
-        self._outbox = Outbox(directory / "outbox.db", first_seq)
-        self._newest = NewestNote(self._outbox, uplink)
+        self._forwarding = Forwarding(forward, self._node, directory, log)
+        self._backlog = Backlog(directory, first_seq, self._forwarding, log, inbox_bytes_max)
+        self._newest = NewestNote(self._backlog.outbox, uplink)
         self.cell = Cell(downlink, south, self._take_cell, log)
         self._combiner: Combiner | None = None
         self.num_partials = 0
-        self._sealed: deque[int] = deque()
-        """The marks of the sealed partials' updates, the oldest first."""
-        self._inbox_bytes_max = inbox_bytes_max
+        self._forwarded_at = 0.0
+        self._verdicts: list[Verdict] = []
+        """Of what was accepted since the last commit; the cell has not heard them yet."""
         self._kept = KeptModel(directory / "model.frame", log)
         self._model: ModelReceived | None = None
         """The newest version of the cloud."""
@@ -140,43 +139,20 @@ class GatewayDriver:
         """Take up what a crash interrupted: the partial in flight, updates not yet in one, and the
         version that the cell had.
         """
-        self._started_at = self._down_since = now
-        for name, damage in (("inbox", self._inbox.damage), ("outbox", self._outbox.damage)):
-            if damage:
-                self._log.error(f"{name}_damaged", damage=damage)
-        noted = self._inbox.noted("model")
+        self._started_at = self._down_since = self._forwarded_at = now
+        noted = self._backlog.inbox.noted("model")
         if noted is None:
             return
         head, _ = unpack_as(ModelContent, base64.b64decode(noted))
         self._combiner = self._build_combiner(head)
-        pending = self._outbox.pending()
-        self._recollect(self._combiner, None if pending is None else pending.seq, now)
-        if pending is not None:
-            _, partial = unpack_partial(pending.content)
-            self._combiner.take_up(partial)
-            self._apply_uplink(self.uplink.offer(pending.seq, pending.content, now), now)
+        in_flight = self._backlog.recover(self._combiner, now)
+        if in_flight is not None:
+            self._apply_uplink(self.uplink.offer(*in_flight, now), now)
         self._limit()
         model = self._kept.load()
         if model is not None and model.terms.lineage == head.lineage:
             self._go_on_from(model, now)
         self._log.info("gateway_recovered", updates=self._combiner.num_collected)
-
-    def _recollect(self, combiner: Combiner, in_flight: int | None, now: float) -> None:
-        """Take back all that is not in flight, section by section, the oldest first."""
-        marks = self._inbox.marks()
-        for mark in marks:
-            if mark > _OPEN and mark != in_flight:
-                # The crash came before its partial was in the outbox.
-                marks.insert(0, min(marks[0], _OPEN) - 1)
-                self._inbox.remark(mark, marks[0])
-        for mark in reversed([mark for mark in marks if mark < _OPEN]):
-            combiner.recollect(map(unpack_update, self._inbox.read(mark, mark)), now)
-            if combiner.open.contributions:
-                combiner.seal()
-                self._sealed.append(mark)
-            else:
-                self._inbox.forget(mark, mark)
-        combiner.recollect(map(unpack_update, self._inbox.read(_OPEN, _OPEN)), now)
 
     def _go_on_from(self, model: ModelReceived, now: float) -> None:
         """Serve the version that was kept, or the cell's own on it, where there was one."""
@@ -184,7 +160,7 @@ class GatewayDriver:
         self._model = model
         self._combiner.serve(model.version, model.terms.statistics)
         self.uplink.hold(model)
-        noted = int(self._inbox.noted("local") or 0)
+        noted = int(self._backlog.inbox.noted("local") or 0)
         # At least as many as there were.
         self._local.number = noted + LOCAL_NOTED if noted else 0
         self._local.worked(self._combiner.nodes(), now)
@@ -211,7 +187,7 @@ class GatewayDriver:
         if not combiner.has_work:
             return
         if number % LOCAL_NOTED == 1:
-            self._inbox.note("local", str(number))
+            self._backlog.inbox.note("local", str(number))
         checkpoint = Checkpoint(model.version, model.vector, model.integers)
         made = combiner.local_cut(checkpoint)
         if not np.isfinite(made.vector).all():
@@ -232,6 +208,7 @@ class GatewayDriver:
         policy = terms.policy
         gate = Gate(head.layout, head.size, len(head.integers), policy.max_lag, head.lineage)
         combiner = Combiner(gate, policy, terms.weights, head.version, dict(terms.statistics))
+        combiner.bytes_max = self._forwarding.updates_bytes_max
         combiner.makes_local = self._local.after_seconds is not None
         for state in self.cell.downlink.nodes.values():
             combiner.members.seen(state.node, state.active)
@@ -249,6 +226,7 @@ class GatewayDriver:
         Raises:
             StoreError: a store cannot be written.
         """
+        self._commit(now)
         if now >= self._combiner_wakes_at:
             self._step(Tick(), now)
         if now >= self._uplink_wakes_at:
@@ -260,13 +238,29 @@ class GatewayDriver:
             self.cell.tick(now)
         self._newest.tick(now)
 
-    def take(self, side: Side, event: mqtt.Event, now: float) -> None:
-        """Take what happened on one of the links.
+    def take(self, side: Side, event: mqtt.Event, now: float, *, has_more: bool = False) -> None:
+        """Take what happened on one of the links. Where the caller has more, and calls ``tick``
+        after it, one commit of the inbox may serve several updates; their verdicts follow it.
 
         Raises:
             TransportError: the connection ended for good.
             StoreError: a store cannot be written; nothing was acknowledged.
         """
+        if side == "north":
+            self._commit(now)  # It may change what accepted updates belong to.
+        self._take(side, event, now)
+        if not has_more or self._backlog.is_commit_due:
+            self._commit(now)
+
+    def _commit(self, now: float) -> None:
+        """Make durable what was accepted, then say so."""
+        verdicts, self._verdicts = self._verdicts, []
+        self._backlog.commit()
+        if verdicts:
+            self.cell.answer(verdicts, now)
+            self._limit()
+
+    def _take(self, side: Side, event: mqtt.Event, now: float) -> None:
         match side, event:
             case "south", mqtt.Connected():
                 self.cell.take(event, now)
@@ -294,7 +288,7 @@ class GatewayDriver:
                 self._log.error("access_denied", what=what, reason=reason)
 
     def _take_cell(self, event: CellEvent, now: float) -> None:
-        if isinstance(event, PartialArrived):
+        if isinstance(event, PartialArrived | BundleArrived):
             reason = "a gateway merges updates, not partials"
             finding = Finding(Reason.PARTIAL)
             verdict = Verdict(event.node, event.seq, Outcome.QUARANTINED, reason, finding=finding)
@@ -351,7 +345,7 @@ class GatewayDriver:
             integers=model.integers,
             terms=terms,
         )
-        self._inbox.note("model", base64.b64encode(pack(head)).decode())
+        self._backlog.inbox.note("model", base64.b64encode(pack(head)).decode())
         if self._combiner is None:
             self._combiner = self._build_combiner(head)
         announced = VersionAnnounced(
@@ -360,14 +354,13 @@ class GatewayDriver:
         self._step(announced, now)
         if not goes_on:
             # What was collected on models that no longer exist has nowhere to go.
-            self._inbox.forget(_SEALED_MIN, _OPEN)
-            self._sealed.clear()
+            self._backlog.forget()
             self._limit()
         self._model = model
         self._kept.take(model, now)
         if self._local.number:
             self._local.number = 0
-            self._inbox.note("local", "0")
+            self._backlog.inbox.note("local", "0")
         self._serve(model, now)
 
     def _step(self, event: Event, now: float) -> None:
@@ -382,15 +375,22 @@ class GatewayDriver:
     def _apply(self, ready: Ready, now: float) -> None:
         assert self._combiner is not None, "the combiner has just stepped"
         if ready.seals:
-            self._seal()
-        self._inbox.append(_OPEN, [arrived.content for arrived in ready.persist])
+            self._commit(now)
+            self._backlog.seal()
+        self._backlog.accept([arrived.content for arrived in ready.persist])
+        self._verdicts.extend(ready.verdicts)
         self._local.worked((arrived.update.node for arrived in ready.persist), now)
         self._combiner_wakes_at = ready.wake_at if ready.wake_at is not None else now + 1.0
         for arrived in ready.persist:
             self._updates_by_lag[self._combiner.version - arrived.update.base_version] += 1
-        self.cell.answer(ready.verdicts, now)
+        does_more = (ready.forward, ready.settled, ready.notice, ready.flushed) != (None,) * 4
+        if not does_more:
+            return
+        self._commit(now)
+        if ready.settled is not None:
+            self._forwarding.settled(ready.settled.seq, ready.settled.outcome)
         # The next partial is stored before a refused one returns its updates to the open section.
-        forwarded = None if ready.forward is None else self._store(ready.forward)
+        forwarded = None if ready.forward is None else self._store(ready.forward, now)
         if ready.settled is not None:
             self._settle(ready.settled, now)
         if forwarded is not None:
@@ -401,32 +401,28 @@ class GatewayDriver:
             self._apply_uplink(self.uplink.flushed(ready.flushed, now), now)
         self._limit()
 
-    def _seal(self) -> None:
-        """Set the collected updates apart: their partial was sealed."""
-        self._sealed.append(min(self._sealed, default=_OPEN) - 1)
-        self._inbox.remark(_OPEN, self._sealed[-1])
-
     def _limit(self) -> None:
-        """Take in no more than there is room for; an empty inbox takes an update of any size."""
+        """Take in no more than there is room for."""
         assert self._combiner is not None, "there is a version to work on"
-        held_bytes = self._inbox.num_bytes
-        room_bytes = max(0, self._inbox_bytes_max - held_bytes)
-        if not held_bytes:
-            room_bytes = max(room_bytes, 8 * self._combiner.gate.size + (1 << 20))
-        if self._combiner.num_collected >= COLLECTED_MAX:
-            room_bytes = 0
-        self.cell.limit(room_bytes)
+        self.cell.limit(self._backlog.room_bytes(self._combiner))
 
-    def _store(self, forward: Forward) -> tuple[int, bytes]:
-        """Put a partial into the outbox; its updates stay in the inbox until the cloud has it."""
-        seq = self._outbox.next_seq
-        assert self._combiner is not None, "the combiner made the partial"
-        lineage = self._combiner.gate.lineage
-        content = pack_partial(self._node, seq, forward.sync, forward.partial, lineage)
-        self._inbox.remark(self._sealed.popleft() if forward.is_sealed else _OPEN, seq)
-        self._outbox.put(seq, content)
+    def _store(self, forward: Forward, now: float) -> tuple[int, bytes]:
+        """Make a partial durable."""
+        combiner = self._combiner
+        assert combiner is not None, "the combiner made the partial"
+        budget_bytes = self._budget_bytes(combiner.policy, forward.sync is not None, now)
+        self._forwarded_at = now
         self.num_partials += 1
-        return seq, content
+        return self._backlog.store(forward, combiner, budget_bytes)
+
+    def _budget_bytes(self, policy: SyncPolicy, is_flush: bool, now: float) -> int | None:
+        """Return what an encoded partial may take, by the rule that an update's budget has."""
+        if policy.is_dense:
+            return None
+        period = policy.cut_seconds
+        seconds = min(max(now - self._forwarded_at, period), PERIODS_MAX * period)
+        factor = policy.flush_factor if is_flush else 1.0
+        return self.uplink.tier.budget_bytes(seconds * factor, policy.budget_share)
 
     def _settle(self, verdict: Verdict, now: float) -> None:
         """End the duty for a partial's updates, or collect again those the cloud has not got."""
@@ -434,20 +430,14 @@ class GatewayDriver:
         if verdict.outcome is Outcome.REJECTED:
             self._log.warning("partial_refused", seq=verdict.seq, reason=verdict.reason)
             self.cell.refused["partial"] += 1
-            updates = [unpack_update(c) for c in self._inbox.read(verdict.seq, verdict.seq)]
-            kept = [u for u in updates if (u.node, u.seq) not in verdict.known]
-            if not self._combiner.has_room_for(len(kept)):
-                self._combiner.seal()
-                self._seal()
-            self._inbox.append(_OPEN, [pack_update(update) for update in kept])
+            kept = self._backlog.take_back(verdict, self._combiner)
             before = self._combiner.num_orphaned
             self._combiner.recollect(kept, now)
             self._show_orphans(before)
         elif verdict.outcome is Outcome.QUARANTINED:
             self._log.error("partial_quarantined", seq=verdict.seq, reason=verdict.reason)
             self.cell.refused["partial"] += 1
-        self._inbox.forget(verdict.seq, verdict.seq)
-        self._outbox.settle(verdict.seq)
+        self._backlog.settle(verdict.seq)
 
     def _show_orphans(self, before: int) -> None:
         """Count and log accepted updates whose run of versions ended before the cloud had them."""
@@ -465,7 +455,8 @@ class GatewayDriver:
         if self._down_since is not None:
             away = f"the cloud, out of reach for {now - self._down_since:.0f} s"
         if self.cell.is_full:
-            held, limit = self._inbox.num_bytes >> 20, self._inbox_bytes_max >> 20
+            backlog = self._backlog
+            held, limit = backlog.inbox.num_bytes >> 20, backlog.inbox_bytes_max >> 20
             why = away or "the cloud's verdicts on what is in it"
             text = f"the inbox is full ({held} of {limit} MiB), nodes keep their updates: {why}"
             return Waiting("inbox", text)
@@ -485,8 +476,8 @@ class GatewayDriver:
                 doing=f"{doing}; {self.own_work}"[:500] if self.own_work else doing,
                 waiting_for=self._waiting_for(now).text[:500],
                 updates=self.num_partials,
-                backlog_updates=self._inbox.num_records,
-                backlog_bytes=self._inbox.num_bytes,
+                backlog_updates=self._backlog.inbox.num_records,
+                backlog_bytes=self._backlog.inbox.num_bytes,
                 bytes_up=self._north.bytes_up,
                 bytes_down=self._north.bytes_down,
             )
@@ -528,5 +519,4 @@ class GatewayDriver:
             self._newest.write()
         except StoreError as error:  # The note of some seconds before stands.
             self._log.error("outbox_failed", error=str(error))
-        self._inbox.close()
-        self._outbox.close()
+        self._backlog.close()

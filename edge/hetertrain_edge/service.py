@@ -36,6 +36,7 @@ from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import NodeState, pack
 from hetertrain.wire.uplink import Outgoing, Uplink
 from hetertrain_edge.driver import GatewayDriver, Side
+from hetertrain_edge.forwarding import Form
 from hetertrain_edge.own_work import OwnWork
 from hetertrain_edge.traffic import MonthTraffic
 
@@ -70,6 +71,11 @@ class EdgeSettings(BrokerSettings):
     )
     south_bind: str = Field(
         "127.0.0.1", description="the IPv4 address that south_embedded listens on; 0.0.0.0: all"
+    )
+    forward: Form = Field(
+        Form.EXACT,
+        description="how updates go to the cloud: exact, their sums; encoded, their sums in what "
+        "the tier of the link has for an update, for thin links; bundle, one by one",
     )
     inbox_mib_max: int = Field(
         1024,
@@ -230,6 +236,7 @@ class EdgeService:
             south=self._south,
             log=self._log,
             relays_orders=settings.has_own_broker,
+            forward=settings.forward,
             inbox_bytes_max=settings.inbox_mib_max << 20,
             local_after_seconds=settings.local_after_seconds if settings.local_versions else None,
         )
@@ -262,8 +269,9 @@ class EdgeService:
                 return
             now = time.monotonic()
             if event is not None:
-                self._driver.take(*event, now)
-            self._driver.tick(now)
+                self._driver.take(*event, now, has_more=not self._mailbox.is_empty)
+            if self._mailbox.is_empty or now >= self._driver.wakes_at:
+                self._driver.tick(now)
             if now >= self._status_at:
                 self._status_at = now + STATUS_SECONDS
                 self._look_after_children(now)

@@ -41,6 +41,8 @@ def random_scenario(seed: int, drops: tuple[str, ...] = ()) -> Scenario:
     }
     # Drawn apart, so that all else of a seed's scenario stays as it was.
     plain["gateways"] |= _autonomy(random.Random(f"fuzz autonomy {seed}"))  # noqa: S311
+    forms = random.Random(f"fuzz forward {seed}")  # noqa: S311
+    plain["gateways"]["forward"] = forms.choice(["exact", "exact", "encoded", "bundle"])
     for drop in drops:
         DROPS[drop](plain)
     return parse_scenario(plain)
@@ -126,6 +128,7 @@ DROPS: dict[str, Callable[[Plain], None]] = {
     "autonomy": lambda plain: plain["gateways"].update(
         uplink_outage_share=0.0, local_after_seconds=None, inbox_bytes_max=1 << 30
     ),
+    "forms": lambda plain: plain["gateways"].update(forward="exact"),
     "broker": lambda plain: plain.update(broker={}),
     "cloud": lambda plain: plain.update(cloud={}),
     "rules": lambda plain: plain.update(sync={}),

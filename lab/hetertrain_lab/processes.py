@@ -384,6 +384,7 @@ class GatewayProcess(Process):
             north=north,
             south=south,
             log=fleet.log,
+            forward=gateways.forward,
             inbox_bytes_max=gateways.inbox_bytes_max,
             local_after_seconds=gateways.local_after_seconds,
         )

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, SyncPolicy, WeightPolicy
 from hetertrain.core.tiers import TIERS, Tier
 from hetertrain.errors import SettingsError
+from hetertrain_edge.forwarding import Form
 from hetertrain_lab.network import LinkShape
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -87,6 +88,8 @@ class Gateways(Group):
     local_after_seconds: Annotated[float, Field(ge=0)] | None = None
     """How long the cloud must be out of reach until a gateway makes versions for its cell; None:
     it never does."""
+    forward: Form = Form.EXACT
+    """How partials go up."""
     inbox_bytes_max: Annotated[int, Field(ge=1)] = 1 << 30
     """What a gateway holds that the cloud has not settled."""
 

@@ -35,6 +35,7 @@ from hetertrain.wire.contents import JobTerms, unpack_update
 from hetertrain.wire.frames import VerdictMessage, unpack
 from hetertrain.wire.uplink import ModelReceived
 from hetertrain_cloud.history import VERSIONS_FILE, Progress, whole_lines
+from hetertrain_edge.forwarding import Form
 from hetertrain_lab.invariants import (
     Ledger,
     ViolationError,
@@ -149,8 +150,9 @@ class SimulatedFleet:
             self.clock, self.rng, scale, self._delivered if is_checked else None
         )
         may_restart = scenario.cloud.disk_loss > 0
+        is_exact = scenario.gateways.forward is not Form.ENCODED
         self.ledger = Ledger(
-            self.policy, self.weights, self.initial, self.layout.buffers(), may_restart
+            self.policy, self.weights, self.initial, self.layout.buffers(), may_restart, is_exact
         )
         terms = JobTerms(
             self.layout.digest,
@@ -265,7 +267,7 @@ class SimulatedFleet:
                 self.ledger.version_made(
                     row["version"], row["digest"], keys, ends_sync=row["sync"] is not None
                 )
-        if machine.checkpoint.digest() != self.ledger.checkpoint.digest():
+        if machine.checkpoint.digest() != self.ledger.digest:
             raise ViolationError(f"version {machine.checkpoint.version} came back otherwise")
 
     def disk_lost(self, name: str) -> None:

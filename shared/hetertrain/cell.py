@@ -15,7 +15,13 @@ from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
 
-from hetertrain.core.aggregator import PartialArrived, SyncNotice, UpdateArrived
+from hetertrain.core.aggregator import (
+    BundleArrived,
+    ContentArrived,
+    PartialArrived,
+    SyncNotice,
+    UpdateArrived,
+)
 from hetertrain.core.gate import Finding, Outcome, Reason, Verdict
 from hetertrain.core.members import FlushSettled, MemberGone, MemberSeen
 from hetertrain.core.update import Checkpoint
@@ -34,7 +40,7 @@ from hetertrain.wire.downlink import (
 )
 from hetertrain.wire.uplink import FrameRefused, Outgoing
 
-Event = MemberSeen | MemberGone | FlushSettled | UpdateArrived | PartialArrived
+Event = MemberSeen | MemberGone | FlushSettled | ContentArrived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +129,17 @@ class Cell:
     def answer(self, verdicts: Iterable[Verdict], now: float) -> None:
         """Acknowledge contents; what a verdict says is durable by now."""
         for verdict in verdicts:
-            if verdict.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
-                self.refused[str(verdict.outcome)] += 1
-                self._log.warning(
-                    "update_refused", node=verdict.node, seq=verdict.seq, reason=verdict.reason
-                )
-                self._on_refused(_refusal(verdict))
+            for each in (verdict, *verdict.refused):
+                if each.outcome not in (Outcome.MERGED, Outcome.DUPLICATE):
+                    self._note_refused(each)
             self._apply(self.downlink.answer(verdict, now), now)
+
+    def _note_refused(self, verdict: Verdict) -> None:
+        self.refused[str(verdict.outcome)] += 1
+        self._log.warning(
+            "update_refused", node=verdict.node, seq=verdict.seq, reason=verdict.reason
+        )
+        self._on_refused(_refusal(verdict))
 
     def pull(self, nodes: Iterable[str], now: float) -> None:
         """Ask nodes for what they have."""
@@ -195,7 +205,7 @@ class Cell:
     def _take_content(self, received: ContentReceived, now: float) -> None:
         num_bytes, num_parameters = len(received.content), self.downlink.num_parameters
         try:
-            arrival = unpack_arrival(received.content, received.node)
+            arrival = unpack_arrival(received.content, received.node, num_parameters or None)
         except FrameError as error:
             self.downlink.traffic.came(num_bytes, 0, num_parameters)
             finding = Finding(Reason.CONTENT)
@@ -204,11 +214,18 @@ class Cell:
             )
             self.answer((verdict,), now)
             return
-        num_updates = (
-            len(arrival.partial.contributions) if isinstance(arrival, PartialArrived) else 1
-        )
-        self.downlink.traffic.came(num_bytes, num_updates, num_parameters)
+        self.downlink.traffic.came(num_bytes, _num_updates(arrival), num_parameters)
         self._on_event(arrival, now)
+
+
+def _num_updates(arrival: ContentArrived) -> int:
+    match arrival:
+        case UpdateArrived():
+            return 1
+        case PartialArrived(partial=partial):
+            return len(partial.contributions)
+        case BundleArrived(updates=updates):
+            return len(updates)
 
 
 def _refusal(verdict: Verdict) -> Refusal:

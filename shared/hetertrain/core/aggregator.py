@@ -15,6 +15,7 @@ sync's version. Nobody is waited for without a deadline. The machine does no IO:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -22,12 +23,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetertrain.core.gate import Finding, Gate, Outcome, Reason, Seen, Verdict
+from hetertrain.codec import FRACTION_BITS
+from hetertrain.core.gate import (
+    EXAMPLES_MAX,
+    STEPS_MAX,
+    Finding,
+    Gate,
+    Outcome,
+    Reason,
+    Seen,
+    Verdict,
+)
 from hetertrain.core.members import FlushSettled, MemberGone, Members, MemberSeen
 from hetertrain.core.outer import OuterOptimizer
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
 from hetertrain.core.update import (
     CONTRIBUTIONS_MAX,
+    DELTA_MAX,
     Checkpoint,
     Contribution,
     Partial,
@@ -36,6 +48,8 @@ from hetertrain.core.update import (
     cut,
     summarise,
 )
+
+FULL = "the open version is full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,24 @@ class PartialArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class BundleArrived:
+    """Updates that a gateway accepted and passes on one by one, so that each is examined here."""
+
+    node: str
+    seq: int
+    sync: int | None
+    updates: tuple[Update, ...]
+    statistics: Mapping[int, Statistics]
+    """Of their base versions, as the gateway had them from us: we may have forgotten some."""
+    lineage: str = ""
+    content: bytes | bytearray = field(default=b"", compare=False, repr=False)
+    """How it came, for the journal."""
+
+
+ContentArrived = UpdateArrived | PartialArrived | BundleArrived
+
+
+@dataclass(frozen=True, slots=True)
 class SyncOrdered:
     """An operator asks for a synchronisation now."""
 
@@ -71,7 +103,7 @@ class Tick:
 
 
 Note = MemberSeen | MemberGone | FlushSettled | SyncOrdered | Tick
-Event = UpdateArrived | PartialArrived | Note
+Event = ContentArrived | Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +169,7 @@ def _known(kind: type[SyncPolicy | WeightPolicy], plain: Mapping[str, Any]) -> d
     return {f.name: plain[f.name] for f in fields(kind) if f.name in plain}
 
 
-Record = UpdateArrived | PartialArrived | CutRecord | TermsRecord
+Record = ContentArrived | CutRecord | TermsRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +220,7 @@ class Aggregator:
         """Take one event at time ``now`` (seconds of any monotonic clock)."""
         persist: list[Record] = []
         verdicts: tuple[Verdict, ...] = ()
-        if isinstance(event, UpdateArrived | PartialArrived):
+        if isinstance(event, ContentArrived):
             verdicts = (self._accept(event),)
             if verdicts[0].outcome is Outcome.MERGED:
                 persist.append(event)
@@ -236,7 +268,7 @@ class Aggregator:
         A cut returns its release, for drivers that keep a history; it was announced before.
         """
         match record:
-            case UpdateArrived() | PartialArrived():
+            case UpdateArrived() | PartialArrived() | BundleArrived():
                 self._accept(record)
                 return None
             case TermsRecord(policy, weights, lineage):
@@ -248,25 +280,36 @@ class Aggregator:
                 self.last_sync = max(self.last_sync, sync or 0)
                 return release
 
-    def _accept(self, event: UpdateArrived | PartialArrived) -> Verdict:
+    def _accept(self, event: ContentArrived) -> Verdict:
         match event:
             case UpdateArrived(update=update):
                 verdict = self._accept_update(update)
                 node, sync = update.node, update.sync
             case PartialArrived(node=node, sync=sync):
                 verdict = self._accept_partial(event)
+            case BundleArrived(node=node, sync=sync):
+                verdict = self._accept_bundle(event)
         self.members.flush(node, sync)
         return verdict
 
-    def _accept_update(self, update: Update) -> Verdict:
-        examined = self.gate.examine(update, self.checkpoint.version, self.statistics, self.seen)
+    def _merge(
+        self, update: Update, gate: Gate, statistics: Mapping[int, Statistics]
+    ) -> Verdict | None:
+        """Add an admissible update to the open version; return the verdict on another."""
+        examined = gate.examine(update, self.checkpoint.version, statistics, self.seen)
         if isinstance(examined, Verdict):
             return examined
         if len(self.open.contributions) >= CONTRIBUTIONS_MAX:
-            reason, finding = "the open version is full", Finding(Reason.FULL, update.base_version)
+            reason, finding = FULL, Finding(Reason.FULL, update.base_version)
             return Verdict(update.node, update.seq, Outcome.REJECTED, reason, finding=finding)
-        self.open.add(update, examined, self.weights, self.statistics[update.base_version])
+        self.open.add(update, examined, self.weights, statistics[update.base_version])
         self.seen.add((update.node, update.seq))
+        return None
+
+    def _accept_update(self, update: Update) -> Verdict:
+        refusal = self._merge(update, self.gate, self.statistics)
+        if refusal is not None:
+            return refusal
         self.members.worked(update.node, update.base_version)
         hold = 0
         if self.policy.clock_bound is not None:
@@ -274,17 +317,47 @@ class Aggregator:
         hold = hold if hold > self.members.slowest else 0
         return Verdict(update.node, update.seq, Outcome.MERGED, hold_until_clock=hold)
 
-    def _accept_partial(self, event: PartialArrived) -> Verdict:
-        node, seq, partial = event.node, event.seq, event.partial
+    def _refuse_relayed(
+        self, event: PartialArrived | BundleArrived, num_updates: int
+    ) -> Verdict | None:
+        node, seq = event.node, event.seq
         if (node, seq) in self.seen:
             return Verdict(node, seq, Outcome.DUPLICATE)
         if event.lineage != self.gate.lineage:
             reason = f"bases {event.lineage} are not of this run, {self.gate.lineage}"
             finding = Finding(Reason.LINEAGE)
             return Verdict(node, seq, Outcome.REJECTED, reason, finding=finding)
-        refusal = self._refuse_partial(partial)
+        if len(self.open.contributions) + num_updates > CONTRIBUTIONS_MAX:
+            return Verdict(node, seq, Outcome.REJECTED, FULL, finding=Finding(Reason.FULL))
+        return None
+
+    def _accept_bundle(self, event: BundleArrived) -> Verdict:
+        """Examine each update as if its node had sent it here. The gateway has admitted it in time,
+        so none is too late; one that was merged before is passed over.
+        """
+        refusal = self._refuse_relayed(event, len(event.updates))
         if refusal is not None:
-            code, reason = refusal
+            return refusal
+        gate = replace(self.gate, max_lag=self.checkpoint.version)
+        statistics = {**event.statistics, **self.statistics}
+        verdicts = [self._merge(update, gate, statistics) for update in event.updates]
+        refused = tuple(
+            verdict
+            for verdict in verdicts
+            if verdict is not None and verdict.outcome is not Outcome.DUPLICATE
+        )
+        self.seen.add((event.node, event.seq))
+        self.members.worked(event.node, max(update.base_version for update in event.updates))
+        return Verdict(event.node, event.seq, Outcome.MERGED, refused=refused)
+
+    def _accept_partial(self, event: PartialArrived) -> Verdict:
+        node, seq, partial = event.node, event.seq, event.partial
+        refusal = self._refuse_relayed(event, len(partial.contributions))
+        if refusal is not None:
+            return refusal
+        unusable = self._refuse_partial(partial)
+        if unusable is not None:
+            code, reason = unusable
             finding = Finding(code, max(partial.groups, default=None))
             return Verdict(node, seq, Outcome.QUARANTINED, reason, finding=finding)
         known = tuple(sorted(key for key in partial.contributions if key in self.seen))
@@ -300,18 +373,25 @@ class Aggregator:
 
     def _refuse_partial(self, partial: Partial) -> tuple[Reason, str] | None:
         """Return why a partial cannot be merged, as a code and in words; None where it can."""
-        bases = {item.base_version for item in partial.contributions.values()}
-        if not bases or bases != partial.groups.keys():
+        bases = Counter(item.base_version for item in partial.contributions.values())
+        if not bases or bases.keys() != partial.groups.keys():
             return Reason.PARTIAL, "groups and contributions do not match"
         if max(bases) > self.checkpoint.version:
             reason = f"base version {max(bases)} is ahead of {self.checkpoint.version}"
             return Reason.BASE_AHEAD, reason
-        if len(self.open.contributions) + len(partial.contributions) > CONTRIBUTIONS_MAX:
-            return Reason.FULL, "the open version is full"
+        if partial.integers is None or partial.integers.size != self.gate.integer_size:
+            return Reason.LAYOUT, "its integer buffers do not fit the layout"
+        for item in partial.contributions.values():
+            if item.examples > EXAMPLES_MAX or item.steps > STEPS_MAX:
+                return Reason.COUNTS, f"{item.examples} examples, {item.steps} steps of {item.node}"
         for base, group in partial.groups.items():
             mine = self.open.groups.get(base)
             if group.sums.shape != (self.gate.size,):
                 return Reason.PARTIAL, f"sums of {group.sums.shape} do not fit the layout"
+            limit = bases[base] * int(DELTA_MAX) << FRACTION_BITS
+            if max(int(group.sums.max()), -int(group.sums.min())) > limit:
+                reason = f"a sum of base version {base} is over {bases[base]} times {DELTA_MAX:g}"
+                return Reason.TOO_LARGE, reason
             if mine is not None and mine.unit != group.unit:
                 reason = f"unit {group.unit} of base version {base} is not {mine.unit}"
                 return Reason.PARTIAL, reason

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetertrain import codec
@@ -45,6 +45,8 @@ cloud.
 """
 SEALED_AT = 1 << 15
 """A partial's head names each contribution, in 128 bytes at most: so many fit into a frame's."""
+UPDATE_HEAD_BYTES = 256
+"""An update takes about so many bytes beside its payload."""
 COLLECTED_MAX = CONTRIBUTIONS_MAX - SEALED_AT
 """Updates that wait for their turn; with those in flight a local cut's sums cannot overflow."""
 
@@ -122,6 +124,10 @@ class Combiner:
     seen: Seen = field(default_factory=Seen)
     members: Members = field(default_factory=Members)
     open: Partial = field(default_factory=Partial)
+    open_bytes: int = 0
+    """What the open partial's updates take, one by one."""
+    bytes_max: int | None = None
+    """Seal the open partial before its updates take more; None: they go as their sum."""
     sealed: deque[Partial] = field(default_factory=deque)
     """Full ones, the oldest first; each goes before the open one. An update takes more of the disk
     than its share of a sum takes of memory, so the inbox's limit bounds these too."""
@@ -172,11 +178,20 @@ class Combiner:
         seals, self._seals = self._seals, False
         return Ready(seals, persist, verdicts, settled, forward, flushed, notice, self._wake_at())
 
-    def take_up(self, in_flight: Partial) -> None:
-        """Note after a restart what is in flight, and will have its verdict."""
-        for key in in_flight.contributions:
-            self.seen.add(key)
+    def take_up(self, updates: Iterable[Update]) -> Partial:
+        """Note after a restart what is in flight, and will have its verdict; return its sum."""
+        in_flight = Partial()
+        for update in updates:
+            self._add(in_flight, update)
+            self.seen.add((update.node, update.seq))
         self._fly(in_flight)
+        return in_flight
+
+    def _add(self, partial: Partial, update: Update) -> None:
+        """Add an update that was accepted before."""
+        delta = codec.parse(update.payload, self.gate.size)
+        statistics = self.statistics.get(update.base_version, Statistics())
+        partial.add(update, delta, self.weights, statistics)
 
     def serve(self, version: int, statistics: Mapping[int, Statistics]) -> None:
         """Note that the cell is served an older version than the newest until there is another:
@@ -193,12 +208,21 @@ class Combiner:
 
     def seal(self) -> None:
         """Close the open partial, to be forwarded as it is when its turn comes."""
-        self.sealed.append(self.open)
-        self.open, self._first_at, self._waiting = Partial(), None, None
+        self.sealed.append(self._take_open())
+        self._waiting = None
 
-    def has_room_for(self, num_updates: int) -> bool:
-        """Tell whether the open partial can take so many more."""
-        return len(self.open.contributions) + num_updates <= SEALED_AT
+    def _take_open(self) -> Partial:
+        partial, self.open, self.open_bytes, self._first_at = self.open, Partial(), 0, None
+        return partial
+
+    def has_room_for(self, updates: Sequence[Update]) -> bool:
+        """Tell whether the open partial can take these too; an empty one can."""
+        held = len(self.open.contributions)
+        if held == 0 or not updates:
+            return True
+        num_bytes = self.open_bytes + sum(map(_num_bytes, updates))
+        is_within = self.bytes_max is None or num_bytes <= self.bytes_max
+        return held + len(updates) <= SEALED_AT and is_within
 
     @property
     def num_collected(self) -> int:
@@ -250,9 +274,8 @@ class Combiner:
             if update.lineage != self.gate.lineage:
                 self.num_orphaned += 1
                 continue
-            delta = codec.parse(update.payload, self.gate.size)
-            statistics = self.statistics.get(update.base_version, Statistics())
-            self.open.add(update, delta, self.weights, statistics)
+            self._add(self.open, update)
+            self.open_bytes += _num_bytes(update)
             self.seen.add((update.node, update.seq))
             self._first_at = now
 
@@ -264,10 +287,11 @@ class Combiner:
             reason, finding = "the inbox is full", Finding(Reason.FULL, update.base_version)
             verdict = Verdict(update.node, update.seq, Outcome.REJECTED, reason, finding=finding)
         else:
-            if not self.has_room_for(1):
+            if not self.has_room_for((update,)):
                 self.seal()
                 self._seals = True
             self.open.add(update, examined, self.weights, self.statistics[update.base_version])
+            self.open_bytes += _num_bytes(update)
             self.seen.add((update.node, update.seq))
             self._first_at = now if self._first_at is None else self._first_at
             verdict = Verdict(update.node, update.seq, Outcome.MERGED)
@@ -280,7 +304,7 @@ class Combiner:
             self.gate = replace(self.gate, lineage=event.lineage)
             self.num_orphaned += self.num_collected
             self.sealed.clear()
-            self.open, self._first_at = Partial(), None
+            self._take_open()
             self.in_flight = self._waiting = None
             self.statistics = {}
         self.version = event.version
@@ -317,8 +341,7 @@ class Combiner:
         return None, None
 
     def _forward_open(self, sync: int | None) -> Forward:
-        partial, self.open, self._first_at = self.open, Partial(), None
-        return self._forward(partial, sync, is_sealed=False)
+        return self._forward(self._take_open(), sync, is_sealed=False)
 
     def _forward(self, partial: Partial, sync: int | None, *, is_sealed: bool) -> Forward:
         self._fly(partial)
@@ -344,6 +367,10 @@ class Combiner:
             return Waiting("members", "no active node is connected")
         need = self.policy.nodes_for_cut(self.members.num_active)
         return Waiting("updates", f"{need} nodes' updates needed, {len(self.open.nodes())} present")
+
+
+def _num_bytes(update: Update) -> int:
+    return len(update.payload) + UPDATE_HEAD_BYTES
 
 
 def _together(pieces: Iterable[Partial]) -> Partial:

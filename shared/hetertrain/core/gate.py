@@ -82,6 +82,8 @@ class Verdict:
     """The node is too far ahead: it waits for a version whose slowest clock is at least this."""
     finding: Finding | None = None
     """Of a refusal, for those who watch the aggregator; it does not travel."""
+    refused: tuple[Verdict, ...] = ()
+    """Of a bundle that was merged: its updates that were not, for those who watch."""
 
 
 @dataclass(slots=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hetertrain.core.aggregator import PartialArrived, UpdateArrived
+from hetertrain import codec
+from hetertrain.core.aggregator import BundleArrived, ContentArrived, PartialArrived, UpdateArrived
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.layout import Integers
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
-from hetertrain.core.update import Contribution, Group, Partial, Update
-from hetertrain.errors import FrameError
+from hetertrain.core.update import DELTA_MAX, Contribution, Group, Partial, Update
+from hetertrain.errors import FrameError, PayloadError
 from hetertrain.wire.frames import (
+    BundleContent,
     Message,
     ModelContent,
     PartialContent,
@@ -24,6 +28,9 @@ from hetertrain.wire.frames import (
 )
 
 M = TypeVar("M", bound=Message)
+
+ENCODED_GROUPS_MAX = 16
+"""A few bytes may stand for a whole vector of sums: so many at most come in one partial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +107,18 @@ def _read_update(head: UpdateContent, payload: memoryview) -> Update:
 
 
 def pack_partial(
-    node: str, seq: int, sync: int | None, partial: Partial, lineage: str = ""
+    node: str,
+    seq: int,
+    sync: int | None,
+    partial: Partial,
+    lineage: str = "",
+    payloads: Sequence[bytes] = (),
 ) -> bytes:
-    """Put a gateway's partial into one frame."""
+    """Put a gateway's partial into one frame.
+
+    ``payloads``: each group's sums as the codec has them, in the order of base versions; empty: the
+    sums themselves.
+    """
     groups = sorted(partial.groups.items())
     head = PartialContent(
         node=node,
@@ -115,7 +131,10 @@ def pack_partial(
             (c.node, c.seq, c.base_version, c.examples, c.mass, c.steps, c.norm)
             for c in sorted(partial.contributions.values())
         ),
+        group_bytes=tuple(len(payload) for payload in payloads),
     )
+    if payloads:
+        return pack(head, b"".join(payloads))
     return pack(head, b"".join(group.sums.astype("<i8").tobytes() for _, group in groups))
 
 
@@ -126,14 +145,56 @@ def unpack_partial(frame: bytes | memoryview) -> tuple[PartialContent, Partial]:
         FrameError: the frame is damaged, or its sums do not match its head.
     """
     head, payload = unpack_as(PartialContent, frame)
-    return head, _read_partial(head, payload)
+    return head, _read_partial(head, payload, None)
 
 
-def _read_partial(head: PartialContent, payload: memoryview) -> Partial:
+def group_payloads(head: PartialContent, payload: memoryview) -> list[memoryview]:
+    """Return the codec's payload of each group of an encoded partial; none where it is exact.
+
+    Raises:
+        FrameError: they do not fit the groups.
+    """
+    if not head.group_bytes:
+        return []
     num_groups = len(head.groups)
-    if num_groups == 0 or len(payload) % (8 * num_groups):
-        raise FrameError("content", f"{len(payload)} bytes of sums for {num_groups} groups")
-    sums = np.frombuffer(payload, "<i8").astype(np.int64).reshape(num_groups, -1)
+    if num_groups != len(head.group_bytes) or num_groups > ENCODED_GROUPS_MAX:
+        raise FrameError("content", f"{len(head.group_bytes)} payloads for {num_groups} groups")
+    return _pieces(payload, head.group_bytes)
+
+
+def _pieces(payload: memoryview, sizes: Sequence[int]) -> list[memoryview]:
+    if sum(sizes) != len(payload):
+        raise FrameError("content", f"{len(payload)} bytes where {sum(sizes)} were due")
+    starts = np.cumsum((0, *sizes)).tolist()
+    return [payload[start : start + size] for start, size in zip(starts[:-1], sizes, strict=True)]
+
+
+def _read_sums(
+    head: PartialContent, payload: memoryview, num_parameters: int | None
+) -> Sequence[NDArray[np.int64]]:
+    encoded, num_groups = group_payloads(head, payload), len(head.groups)
+    if not encoded:
+        if num_groups == 0 or len(payload) % (8 * num_groups):
+            raise FrameError("content", f"{len(payload)} bytes of sums for {num_groups} groups")
+        return list(np.frombuffer(payload, "<i8").astype(np.int64).reshape(num_groups, -1))
+    limit = DELTA_MAX * len(head.contributions)
+    found = []
+    for each in encoded:
+        try:
+            decoded = codec.parse(each, num_parameters or codec.announced_size(each))
+        except PayloadError as error:
+            raise FrameError("content", f"sums: {error}") from error
+        if not decoded.peak() <= limit:
+            raise FrameError("content", f"a sum of {decoded.peak():g} is over {limit:g}")
+        sums = np.zeros(decoded.size, np.int64)
+        codec.add_into(sums, decoded, 1.0)
+        found.append(sums)
+    return found
+
+
+def _read_partial(head: PartialContent, payload: memoryview, num_parameters: int | None) -> Partial:
+    num_groups = len(head.groups)
+    sums = _read_sums(head, payload, num_parameters)
     items = [Contribution(*fields) for fields in head.contributions]
     if any(not 0 < item.mass <= item.examples or item.steps < 1 for item in items):
         raise FrameError("content", "a contribution without mass, examples or steps")
@@ -147,10 +208,49 @@ def _read_partial(head: PartialContent, payload: memoryview) -> Partial:
     return partial
 
 
+def pack_bundle(
+    node: str,
+    seq: int,
+    sync: int | None,
+    frames: Sequence[bytes],
+    lineage: str,
+    statistics: Mapping[int, Statistics],
+) -> bytes:
+    """Put updates, each in its own frame, into one. ``statistics``: of their base versions."""
+    head = BundleContent(
+        node=node,
+        seq=seq,
+        sync=sync,
+        lineage=lineage,
+        statistics=_plain_statistics(statistics),
+        sizes=tuple(len(frame) for frame in frames),
+    )
+    return pack(head, b"".join(frames))
+
+
+def _read_bundle(
+    head: BundleContent, payload: memoryview, frame: bytes | bytearray
+) -> BundleArrived:
+    updates = tuple(unpack_update(piece) for piece in _pieces(payload, head.sizes))
+    if not updates or len({(update.node, update.seq) for update in updates}) != len(updates):
+        raise FrameError("content", "a bundle without updates, or with one twice")
+    return BundleArrived(
+        head.node,
+        head.seq,
+        head.sync,
+        updates,
+        _read_statistics(head.statistics),
+        head.lineage,
+        frame,
+    )
+
+
 def unpack_arrival(
-    frame: bytes | bytearray, sender: str | None = None
-) -> UpdateArrived | PartialArrived:
-    """Take an update or a partial out of its frame, and check that it is of its sender.
+    frame: bytes | bytearray, sender: str | None = None, num_parameters: int | None = None
+) -> ContentArrived:
+    """Take an update, a partial or a bundle out of its frame, and check that it is of its sender.
+
+    ``num_parameters``: of the model, where it is known; encoded sums must be of so many.
 
     The result keeps the frame, and views into it. The frame's own digest is always compared, though
     its chunks were: it goes into a journal as it is, and must be whole when it is read again.
@@ -159,15 +259,17 @@ def unpack_arrival(
         FrameError: the frame is damaged, carries something else, or speaks in another's name.
     """
     head, payload = unpack(frame)
-    arrival: UpdateArrived | PartialArrived
+    arrival: ContentArrived
     match head:
         case UpdateContent():
             arrival = UpdateArrived(_read_update(head, payload), frame)
         case PartialContent():
-            partial = _read_partial(head, payload)
+            partial = _read_partial(head, payload, num_parameters)
             arrival = PartialArrived(head.node, head.seq, head.sync, partial, head.lineage, frame)
+        case BundleContent():
+            arrival = _read_bundle(head, payload, frame)
         case _:
-            raise FrameError("content", f"{type(head).__name__} is neither update nor partial")
+            raise FrameError("content", f"{type(head).__name__} is not something to merge")
     if sender is not None and head.node != sender:
         raise FrameError("identity", f"{sender} sent content of {head.node}")
     return arrival
@@ -195,10 +297,7 @@ def model_head(
         integers=_plain(integers),
         policy=terms.policy,
         weights=terms.weights,
-        statistics=tuple(
-            (v, s.examples_cap, s.reference_steps, s.norm_median)
-            for v, s in sorted(terms.statistics.items())
-        ),
+        statistics=_plain_statistics(terms.statistics),
         slowest=terms.slowest,
         local=terms.local,
     )
@@ -206,14 +305,11 @@ def model_head(
 
 def model_terms(head: ModelContent) -> JobTerms:
     """Read the job's terms from the head of a model."""
-    statistics = {
-        version: Statistics(cap, steps, norm) for version, cap, steps, norm in head.statistics
-    }
     return JobTerms(
         head.layout,
         head.policy,
         head.weights,
-        statistics,
+        _read_statistics(head.statistics),
         head.lineage,
         head.slowest,
         head.local,
@@ -255,6 +351,20 @@ def read_verdict(message: VerdictMessage) -> Verdict:
         message.known,
         message.hold_until_clock,
     )
+
+
+def _plain_statistics(
+    statistics: Mapping[int, Statistics],
+) -> tuple[tuple[int, int, float, float], ...]:
+    return tuple(
+        (v, s.examples_cap, s.reference_steps, s.norm_median) for v, s in sorted(statistics.items())
+    )
+
+
+def _read_statistics(
+    plain: Sequence[tuple[int, int, float, float]],
+) -> dict[int, Statistics]:
+    return {version: Statistics(cap, steps, norm) for version, cap, steps, norm in plain}
 
 
 def _plain(integers: Integers | None) -> tuple[int, ...]:

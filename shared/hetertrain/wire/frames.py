@@ -37,6 +37,7 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 Text = Annotated[str, Field(max_length=512)]
 Digest = Annotated[str, Field(max_length=64)]
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+Positive = Annotated[int, Field(ge=1, lt=1 << 62)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Signature = Annotated[bytes, Field(max_length=128)]
 Certificate = Annotated[bytes, Field(max_length=2048)]
@@ -212,7 +213,9 @@ class UpdateContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialContent:
-    """The head of a partial; the payload is each group's int64 sums, one after the other."""
+    """The head of a partial; the payload is each group's sums, one after the other: int64, or
+    encoded where ``group_bytes`` says how long each is.
+    """
 
     node: Name
     seq: Count
@@ -222,6 +225,24 @@ class PartialContent:
     lineage: Digest
     integers: tuple[int, ...]
     contributions: tuple[tuple[Name, Count, Count, Count, Count, Count, Number], ...]
+    group_bytes: tuple[Count, ...] = ()
+    """Of each group's payload of the codec; empty: the sums are exact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleContent:
+    """The head of updates that a gateway passes on one by one; the payload is their frames, one
+    after the other.
+    """
+
+    node: Name
+    seq: Count
+    sync: Count | None
+    lineage: Digest
+    statistics: tuple[tuple[Count, Positive, Number, Number], ...]
+    """Of the updates' base versions, as in a model: the cloud may have forgotten them meanwhile."""
+    sizes: tuple[Count, ...]
+    """Bytes of each frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +262,7 @@ class ModelContent:
     integers: tuple[int, ...]
     policy: SyncPolicy
     weights: WeightPolicy
-    statistics: tuple[tuple[Count, Count, Number, Number], ...]
+    statistics: tuple[tuple[Count, Positive, Number, Number], ...]
     """(version, examples_cap, reference_steps, norm_median)."""
     slowest: Count = 0
     """The clock of the slowest node."""
@@ -377,6 +398,7 @@ Message = (
     | JobOrder
     | UpdateContent
     | PartialContent
+    | BundleContent
     | ModelContent
     | AggregatorStatus
     | TrainCommand
@@ -403,6 +425,7 @@ _KINDS: dict[int, type[Message]] = {
     16: UpdateContent,
     17: PartialContent,
     18: ModelContent,
+    19: BundleContent,
     32: AggregatorStatus,
     48: TrainCommand,
     49: InterruptCommand,
