@@ -128,6 +128,7 @@ class Backlog:
             combiner.gate.lineage,
             combiner.statistics,
             budget_bytes,
+            self.inbox.bytes_of(mark),
         )
         content = self._forwarding.write(passage, lambda: self._read(mark))
         self.inbox.remark(mark, seq)

@@ -41,7 +41,6 @@ from hetertrain.core.combiner import (
     VersionAnnounced,
 )
 from hetertrain.core.gate import Finding, Gate, Outcome, Reason, Verdict
-from hetertrain.core.policy import SyncPolicy
 from hetertrain.core.update import Checkpoint
 from hetertrain.core.worker import PERIODS_MAX
 from hetertrain.errors import StoreError, TransportError
@@ -117,6 +116,8 @@ class GatewayDriver:
         self._backlog = Backlog(directory, first_seq, self._forwarding, log, inbox_bytes_max)
         self._newest = NewestNote(self._backlog.outbox, uplink)
         self.cell = Cell(downlink, south, self._take_cell, log)
+        # Nodes may hold a version before their gateway does: until then they keep their work.
+        self.cell.limit(0)
         self._combiner: Combiner | None = None
         self.num_partials = 0
         self._forwarded_at = 0.0
@@ -366,7 +367,7 @@ class GatewayDriver:
     def _step(self, event: Event, now: float) -> None:
         if self._combiner is None:
             self._combiner_wakes_at = now + 1.0
-            return  # No version yet, so no node of the cell has one either.
+            return  # There is no version yet to work on.
         before = self._combiner.num_orphaned
         ready = self._combiner.handle(event, now)
         self._show_orphans(before)
@@ -410,19 +411,20 @@ class GatewayDriver:
         """Make a partial durable."""
         combiner = self._combiner
         assert combiner is not None, "the combiner made the partial"
-        budget_bytes = self._budget_bytes(combiner.policy, forward.sync is not None, now)
+        budget_bytes = self._budget_bytes(combiner, forward.sync is not None, now)
         self._forwarded_at = now
         self.num_partials += 1
         return self._backlog.store(forward, combiner, budget_bytes)
 
-    def _budget_bytes(self, policy: SyncPolicy, is_flush: bool, now: float) -> int | None:
+    def _budget_bytes(self, combiner: Combiner, is_flush: bool, now: float) -> int | None:
         """Return what an encoded partial may take, by the rule that an update's budget has."""
+        policy, tier = combiner.policy, self.uplink.tier
         if policy.is_dense:
             return None
-        period = policy.cut_seconds
+        period = policy.period_seconds(tier.rate_bits_per_second, combiner.gate.size)
         seconds = min(max(now - self._forwarded_at, period), PERIODS_MAX * period)
         factor = policy.flush_factor if is_flush else 1.0
-        return self.uplink.tier.budget_bytes(seconds * factor, policy.budget_share)
+        return tier.budget_bytes(seconds * factor, policy.budget_share)
 
     def _settle(self, verdict: Verdict, now: float) -> None:
         """End the duty for a partial's updates, or collect again those the cloud has not got."""

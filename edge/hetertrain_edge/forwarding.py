@@ -1,8 +1,8 @@
 """In which form a gateway's partials go up, and what one costs.
 
 ``exact``
-    The sums themselves, 8 bytes a parameter and base version: the cloud's model is bit for bit what
-    it would be without a gateway.
+    The sums themselves, 8 bytes a parameter and base version, or a bundle where that is less: the
+    cloud's model is bit for bit what it would be without a gateway.
 ``encoded``
     The sums in as many bytes as the uplink's tier has for a partial, as an update is encoded. What
     was left out is the gateway's *residual*; it goes with the next partial (error feedback).
@@ -65,7 +65,14 @@ class Passage:
     statistics: Mapping[int, Statistics]
     """Of its base versions."""
     budget_bytes: int | None
-    """None: as many as it takes."""
+    """Of an encoded one; None: as many as it takes."""
+    updates_bytes: int
+    """What its updates take one by one."""
+
+    @property
+    def sums_bytes(self) -> int:
+        """What its sums take."""
+        return sum(group.sums.nbytes for group in self.partial.groups.values())
 
 
 class Forwarding:
@@ -96,7 +103,8 @@ class Forwarding:
     def write(self, passage: Passage, updates: Callable[[], Sequence[bytes]]) -> bytes:
         """Return the content; ``updates``: reads the frames of the partial's updates."""
         partial, seq = passage.partial, passage.seq
-        if self.form is Form.BUNDLE:
+        are_less = passage.updates_bytes < min(passage.sums_bytes, BUNDLE_BYTES_MAX)
+        if self.form is Form.BUNDLE or (self.form is Form.EXACT and are_less):
             bases = {v: s for v, s in passage.statistics.items() if v in partial.groups}
             return pack_bundle(self._node, seq, passage.sync, updates(), passage.lineage, bases)
         payloads: list[bytes] = []

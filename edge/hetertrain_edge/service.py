@@ -74,8 +74,9 @@ class EdgeSettings(BrokerSettings):
     )
     forward: Form = Field(
         Form.EXACT,
-        description="how updates go to the cloud: exact, their sums; encoded, their sums in what "
-        "the tier of the link has for an update, for thin links; bundle, one by one",
+        description="how updates go to the cloud: exact, their sums or one by one, whichever is "
+        "less; encoded, their sums in what the link's tier has for an update, for thin links; "
+        "bundle, one by one, so that the cloud examines each",
     )
     inbox_mib_max: int = Field(
         1024,

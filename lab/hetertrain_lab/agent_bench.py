@@ -149,14 +149,19 @@ def _median_ms(action: Callable[[], None]) -> float:
 
 
 def _watch(pid: int, seconds: float) -> tuple[float, float]:
-    before = _cpu_seconds(pid)
+    before = cpu_seconds(pid)
     time.sleep(seconds)
-    cpu_percent = 100 * (_cpu_seconds(pid) - before) / seconds
+    return memory_mib(pid, "VmRSS"), 100 * (cpu_seconds(pid) - before) / seconds
+
+
+def memory_mib(pid: int, kind: str) -> float:
+    """Return how much memory a process holds (``VmRSS``), or ever held (``VmHWM``)."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    rss = next(line for line in lines if line.startswith("VmRSS"))
-    return int(rss.split()[1]) / 1024, cpu_percent
+    (line,) = (line for line in lines if line.startswith(kind))
+    return int(line.split()[1]) / 1024
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has had, all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND

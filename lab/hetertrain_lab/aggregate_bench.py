@@ -37,6 +37,7 @@ from hetertrain.core.tiers import TIERS
 from hetertrain.core.update import Update
 from hetertrain.errors import HetertrainError
 from hetertrain.logging import configure
+from hetertrain.service import ConnectionSettings
 from hetertrain.task import Node, Task
 from hetertrain.transport import mqtt
 from hetertrain.transport.broker import EmbeddedBroker
@@ -76,10 +77,12 @@ STAGES: dict[str, tuple[str, ...]] = {
 class VectorTask(Task):
     """A model of ResNet-18's size that nobody trains."""
 
+    num_parameters = RESNET18_PARAMETERS
+
     def model(self) -> nn.Module:
         """Build one tensor."""
         module = nn.Module()
-        module.register_parameter("vector", nn.Parameter(torch.zeros(RESNET18_PARAMETERS)))
+        module.register_parameter("vector", nn.Parameter(torch.zeros(self.num_parameters)))
         return module
 
     def train_batches(self, node: Node) -> Iterator[Any]:
@@ -109,13 +112,17 @@ class VectorTask(Task):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of update."""
+    """A kind of update, and of its nodes."""
 
     name: str
     budget_bytes: int | None
     bits: int | None
     in_flight: int
     """Transfers under way at a time, per load."""
+    num_parameters: int = RESNET18_PARAMETERS
+    cell: str = topics.CLOUD_CELL
+    num_nodes: int = NODES_PER_LOAD
+    """Of one load."""
 
 
 KINDS = (
@@ -177,14 +184,14 @@ def _measure(kind: Kind, settings: AggregatorSettings, seconds: float) -> Measur
     ours, theirs = context.Pipe()
     aggregator = context.Process(target=_run_aggregator, args=(settings, theirs), daemon=True)
     loads = [
-        context.Process(target=_run_load, args=(settings, kind, index, counter), daemon=True)
+        context.Process(target=run_load, args=(settings, kind, index, counter), daemon=True)
         for index in range(NUM_LOADS)
     ]
     processes: list[BaseProcess] = [aggregator, *loads]
     for process in processes:
         process.start()
     try:
-        _await_first(counter, processes)
+        await_first(counter, processes)
         time.sleep(WARM_UP_SECONDS)
         before = _usage(ours), counter.value, time.monotonic()
         time.sleep(seconds)
@@ -197,7 +204,12 @@ def _measure(kind: Kind, settings: AggregatorSettings, seconds: float) -> Measur
     return _compare(kind, before, after)
 
 
-def _await_first(counter: Synchronized[int], processes: list[BaseProcess]) -> None:
+def await_first(counter: Synchronized[int], processes: list[BaseProcess]) -> None:
+    """Wait until an update was acknowledged.
+
+    Raises:
+        HetertrainError: none was in time, or a process has ended.
+    """
     give_up_at = time.monotonic() + START_SECONDS_MAX
     while counter.value == 0:
         if time.monotonic() > give_up_at or not all(process.is_alive() for process in processes):
@@ -235,7 +247,7 @@ def _compare(kind: Kind, before: Sample, after: Sample) -> Measure:
 
 def _payload(kind: Kind) -> bytes:
     rng = np.random.default_rng(SEED)
-    delta = rng.standard_normal(RESNET18_PARAMETERS, np.float32) * np.float32(DELTA_SCALE)
+    delta = rng.standard_normal(kind.num_parameters, np.float32) * np.float32(DELTA_SCALE)
     return codec.encode(delta, kind.budget_bytes, bits=kind.bits).payload
 
 
@@ -311,9 +323,10 @@ def _timed(reference: str, stage: str, spent: dict[str, float]) -> Iterator[None
         setattr(owner, name, function)
 
 
-def _run_load(
-    settings: AggregatorSettings, kind: Kind, index: int, counter: Synchronized[int]
+def run_load(
+    settings: ConnectionSettings, kind: Kind, index: int, counter: Synchronized[int]
 ) -> None:
+    """Be a process of many nodes that send updates until it is killed."""
     configure("WARNING")
     Load(settings, kind, index, counter).run()
 
@@ -324,13 +337,13 @@ class Load:
     """
 
     def __init__(
-        self, settings: AggregatorSettings, kind: Kind, index: int, counter: Synchronized[int]
+        self, settings: ConnectionSettings, kind: Kind, index: int, counter: Synchronized[int]
     ) -> None:
-        names = [f"load-{index}-{number}" for number in range(NODES_PER_LOAD)]
+        names = [f"load-{index}-{number}" for number in range(kind.num_nodes)]
         self._state = NodeState(
             node=names[0],
-            job=settings.job,
-            cell=topics.CLOUD_CELL,
+            job=JOB,
+            cell=kind.cell,
             tier=TIER.name,
             role="vehicle",
             is_online=True,
@@ -413,7 +426,7 @@ class Load:
             node = self._idle.pop(0)
             self._senders[node] = self._sender(node, self._model)
         for node, sender in self._senders.items():
-            topic = topics.up(JOB, topics.CLOUD_CELL, TIER.name, node)
+            topic = topics.up(JOB, self._kind.cell, TIER.name, node)
             for message, chunk in sender.due(now):
                 frame = Outgoing(topic, pack(message, chunk), token=sender.seq)
                 self._connection.publish((frame,))

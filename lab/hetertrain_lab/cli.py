@@ -343,6 +343,18 @@ def _bench_agent(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
     return asdict(measure)
 
 
+def _bench_edge(arguments: argparse.Namespace, output: Path) -> dict[str, Any]:
+    from hetertrain_lab.edge_bench import figures, load_rows, run_edge, saving_rows
+    from hetertrain_lab.progress import track
+
+    with track("edge", 1.0) as on_progress:
+        savings, loads = run_edge(output, is_quick=arguments.quick, on_progress=on_progress)
+    _show(arguments, saving_rows(savings))
+    _show(arguments, load_rows(loads))
+    measures = {"savings": [asdict(s) for s in savings], "loads": [asdict(each) for each in loads]}
+    return figures(savings, loads) | measures
+
+
 BENCHES: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "speedup": _bench_speedup,
     "fidelity": _bench_fidelity,
@@ -353,6 +365,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace, Path], dict[str, Any]]] = {
     "control": _bench_control,
     "console": _bench_console,
     "agent": _bench_agent,
+    "edge": _bench_edge,
 }
 """Benchmarks by name; each returns its results and shows them, unless JSON is asked for."""
 

@@ -48,6 +48,7 @@ class Gateway:
         self.restart()
         self.rng = np.random.default_rng(1)
         self.seq = 0
+        self.updates_bytes = 1 << 40
 
     def restart(self) -> None:
         self.forwarding = Forwarding(self.form, "gateway", self.directory, silent_logger())
@@ -62,8 +63,8 @@ class Gateway:
         return partial_of(updates, LARGE)
 
     def write(self, partial: Partial, budget_bytes: int = BUDGET_BYTES, lineage: str = "") -> bytes:
-        passage = Passage(self.seq, None, partial, lineage, {}, budget_bytes)
-        return self.forwarding.write(passage, list)
+        passage = Passage(self.seq, None, partial, lineage, {}, budget_bytes, self.updates_bytes)
+        return self.forwarding.write(passage, lambda: [pack_update(make_update("n0", 1))])
 
     def settled(self, outcome: Outcome = Outcome.MERGED) -> None:
         self.forwarding.settled(self.seq, outcome)
@@ -142,6 +143,17 @@ def test_what_cannot_be_used_or_is_of_another_run_is_not_carried_on(gateway: Gat
     assert gateway.write(partial) == fresh.write(partial)
     gateway.settled()
     assert gateway.write(partial, lineage="another") == fresh.write(partial, lineage="another")
+
+
+def test_exact_partials_go_up_in_whichever_form_is_less(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path, Form.EXACT)
+    partial = gateway.some_work(bases=(0, 1))
+    sums_bytes = 2 * 8 * LARGE
+    for gateway.updates_bytes, kind in (
+        (sums_bytes - 1, BundleArrived),
+        (sums_bytes, PartialArrived),
+    ):
+        assert isinstance(unpack_arrival(gateway.write(partial), "gateway", LARGE), kind)
 
 
 def bundle_of(updates: list[Update], statistics: dict[int, Statistics]) -> BundleArrived:

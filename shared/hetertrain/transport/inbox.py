@@ -58,6 +58,10 @@ class Inbox:
         """How many bytes of contents there are."""
         return self._count()[1]
 
+    def bytes_of(self, mark: int) -> int:
+        """Return how many bytes of contents one mark has."""
+        return self._held_in(mark, mark)[1]
+
     def _count(self) -> tuple[int, int]:
         if self._held is None:
             self._held = self._held_in(-_MARK_MAX, _MARK_MAX)

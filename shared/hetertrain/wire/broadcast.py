@@ -82,6 +82,8 @@ class Broadcaster:
         """
         self.checkpoint, self._terms = checkpoint, terms
         for chain in self.chains.values():
+            if chain.held is None:
+                self._continue(chain, {s.model for s in self._nodes_of(chain)})
             if sync is not None:
                 self._broadcast(chain, now, sync)
 
@@ -106,7 +108,7 @@ class Broadcaster:
             # Those who join together share the first broadcast.
             chain = Chain(self.tiers[state.tier], free_at=now + GATHER_SECONDS)
             self.chains[state.tier] = chain
-            self._continue(chain, state.model)
+            self._continue(chain, {state.model})
         if not state.follows:
             return
         if state.model == chain.digest:
@@ -161,7 +163,7 @@ class Broadcaster:
         """Give those who need a whole model one: each alone, or by broadcast if most do."""
         needy = [node for node in chain.needy if node in self.nodes]
         chain.needy.clear()
-        num_nodes = sum(state.tier == chain.tier.name for state in self.nodes.values())
+        num_nodes = len(self._nodes_of(chain))
         assert self._terms is not None, "there is a version to give"
         is_current = chain.newest is not None and chain.newest[0] == self._terms.lineage
         # Those whom a broadcast has just not reached are not sent another one.
@@ -245,17 +247,22 @@ class Broadcaster:
 
     def _leave(self, tier: str) -> None:
         """Forget what a tier holds when its last node has gone to another one."""
-        if all(state.tier != tier for state in self.nodes.values()):
-            self.chains.pop(tier, None)
+        chain = self.chains.get(tier)
+        if chain is not None and not self._nodes_of(chain):
+            del self.chains[tier]
 
-    def _continue(self, chain: Chain, model: str) -> None:
-        """Begin a chain where its first node stands, if that is the newest model."""
+    def _continue(self, chain: Chain, models: set[str]) -> None:
+        """Begin a chain where its first nodes stand, if one of them has the newest model."""
         checkpoint, terms = self.checkpoint, self._terms
-        if checkpoint is None or terms is None or not model:
+        if checkpoint is None or terms is None or not any(models):
             return
-        if model == model_digest(checkpoint.vector, checkpoint.integers, terms.lineage):
-            chain.hold(checkpoint, model, _newest(checkpoint, terms))
+        digest = model_digest(checkpoint.vector, checkpoint.integers, terms.lineage)
+        if digest in models:
+            chain.hold(checkpoint, digest, _newest(checkpoint, terms))
             chain.needs_whole = False
+
+    def _nodes_of(self, chain: Chain) -> list[NodeState]:
+        return [state for state in self.nodes.values() if state.tier == chain.tier.name]
 
     def _broadcast(self, chain: Chain, now: float, sync: int | None) -> None:
         """Send the newest version to one tier, as a difference where that is less."""

@@ -117,6 +117,8 @@ class Downlink:
     _silence_at: float = 0.0
     """When to look next for those who fell silent: not at each frame of a fleet of thousands."""
     _receivers: dict[str, Receiver] = field(default_factory=dict)
+    _deferred: set[str] = field(default_factory=set)
+    """Nodes whose last transfer found no room."""
     _away: dict[str, None] = field(default_factory=dict)
     """Nodes that are away with a transfer half arrived, the longest first."""
     _verdicts: dict[str, Verdict] = field(default_factory=dict)
@@ -278,24 +280,35 @@ class Downlink:
         if receiver is not None and receiver.begin == begin:
             self._publish(topics.inbox(begin.node), Missing(seq=begin.seq), receiver.missing())
             return
+        if not self._has_room(begin.size_bytes, begin.node):
+            self._receivers.pop(begin.node, None)
+            if len(self._deferred) < RECEIVERS_MAX:
+                self._deferred.add(begin.node)
+            self._events.append(TransferDeferred(begin.node, begin.size_bytes))
+            return
         limit = self._content_bytes_max()
         if begin.size_bytes > limit:
             raise FrameError(
                 "size", f"{begin.node} announces {begin.size_bytes} bytes; limit {limit}"
             )
         self._receivers.pop(begin.node, None)
-        if not self._has_room(begin.size_bytes):
-            self._events.append(TransferDeferred(begin.node, begin.size_bytes))
-            return
         if len(self._receivers) >= RECEIVERS_MAX:
             del self._receivers[next(iter(self._receivers))]  # The oldest; its sender begins anew.
-        self._receivers[begin.node] = Receiver(begin)
+        receiver = self._receivers[begin.node] = Receiver(begin)
         self._away.pop(begin.node, None)
+        if begin.node in self._deferred:
+            # Its chunks came when there was no room for them, and do not come again by themselves.
+            self._deferred.discard(begin.node)
+            self._publish(topics.inbox(begin.node), Missing(seq=begin.seq), receiver.missing())
 
-    def _has_room(self, size_bytes: int) -> bool:
+    def _has_room(self, size_bytes: int, asking: str) -> bool:
         if self.room_bytes is None:
             return True
-        here = (each for node, each in self._receivers.items() if node not in self._away)
+        here = (
+            each
+            for node, each in self._receivers.items()
+            if node not in self._away and node != asking
+        )
         return size_bytes + sum(each.begin.size_bytes for each in here) <= self.room_bytes
 
     def _content_bytes_max(self) -> int:
