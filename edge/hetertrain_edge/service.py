@@ -35,6 +35,7 @@ from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import NodeState, pack
 from hetertrain.wire.uplink import Outgoing, Uplink
+from hetertrain_edge.cell_report import CellReport
 from hetertrain_edge.driver import GatewayDriver, Side
 from hetertrain_edge.forwarding import Form
 from hetertrain_edge.own_work import OwnWork
@@ -240,6 +241,9 @@ class EdgeService:
             inbox_bytes_max=settings.inbox_mib_max << 20,
             local_after_seconds=settings.local_after_seconds if settings.local_versions else None,
         )
+        self._report: CellReport | None = None
+        if settings.has_own_broker:
+            self._report = CellReport(downlink, first_number=int(time.time() * 1000))
         self._traffic = MonthTraffic(directory, self._log)
         self._status_at = 0.0
 
@@ -280,6 +284,8 @@ class EdgeService:
                 if status is not None:
                     topic = topics.status(self._settings.job, self._settings.node)
                     self._north.publish((Outgoing(topic, pack(status)),))
+                if self._report is not None:
+                    self._north.publish(self._report.tick(self._driver.uplink, now))
 
     def _count(self, now: float) -> None:
         """Have the next heartbeat say what this process uses."""

@@ -124,6 +124,7 @@ def test_what_was_done_to_a_node_and_what_it_did_is_in_its_timeline(fleet: Produ
         topics.down("fleet", "cloud", "t1"),
         topics.sync("fleet", "cloud"),
         topics.status("fleet", "cloud"),
+        topics.members("fleet", "edge-1"),
         topics.inbox("car-0"),
         topics.state("car-0"),
         "$CONTROL/dynamic-security/v1",

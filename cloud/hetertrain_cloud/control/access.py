@@ -62,6 +62,7 @@ def node_rights(node: str, role: str, jobs: list[str]) -> Rights:
                 topics.down(job, node, _ANY),
                 topics.sync(job, node),
                 topics.status(job, node),
+                topics.members(job, node),
             }
             subscribe.add(topics.up(job, node, _ANY, _ANY))
     if role == "edge":
@@ -89,4 +90,4 @@ def aggregator_rights() -> Rights:
 
 def watcher_topics() -> tuple[str, ...]:
     """Return what the control plane listens to."""
-    return (topics.state(_ANY), topics.status(_ANY, _ANY))
+    return (topics.state(_ANY), topics.status(_ANY, _ANY), topics.members(_ANY, _ANY))

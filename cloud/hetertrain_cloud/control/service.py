@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvicorn
 from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 
 from hetertrain.errors import FrameError, HetertrainError, TransportError
 from hetertrain.logging import get_logger
@@ -23,7 +24,14 @@ from hetertrain.security import Signer, write_private
 from hetertrain.service import Mailbox, Stop
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
-from hetertrain.wire.frames import AggregatorStatus, JobOrder, NodeState, pack, unpack
+from hetertrain.wire.frames import (
+    AggregatorStatus,
+    CellMembers,
+    JobOrder,
+    NodeState,
+    pack,
+    unpack,
+)
 from hetertrain.wire.signing import signed
 from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.console import mount_console
@@ -35,6 +43,7 @@ from hetertrain_cloud.control.dynsec import RESPONSE_TOPIC, DynamicSecurity
 from hetertrain_cloud.control.jobs import JobSpecification
 from hetertrain_cloud.control.live import LiveFleet
 from hetertrain_cloud.control.plane import Advertised, ControlPlane
+from hetertrain_cloud.control.search import members_known
 from hetertrain_cloud.control.settings import CloudSettings
 from hetertrain_cloud.control.tables import Job, User
 
@@ -209,8 +218,23 @@ class ControlService:
                 self._live.see(message)
             case AggregatorStatus() if topic == topics.status(message.job, message.cell):
                 self._live.hear(message)
+            case CellMembers() if topic == topics.members(message.job, message.cell):
+                self._hear_members(message)
             case _:
                 self._log.warning("frame_refused", topic=topic[:128], reason="misplaced")
+
+    def _hear_members(self, report: CellMembers) -> None:
+        """Take what a gateway tells of its cell, of nodes that are enrolled."""
+        if not self._live.expects(report):
+            return
+        names = [member.node for member in report.members if topics.is_name(member.node)]
+        try:
+            with self._database.read() as transaction:
+                known = members_known(transaction, report.cell, names)
+        except SQLAlchemyError as error:  # The next report may find the database again.
+            self._log.warning("members_not_taken", cell=report.cell, error=str(error))
+            return
+        self._live.hear_members(report, known)
 
     def _keep_up(self, server: uvicorn.Server) -> None:
         """Keep up to date what ages; whatever fails is tried again."""
