@@ -108,6 +108,15 @@ def _list_nodes(op: Operator, a: argparse.Namespace) -> int:
     return op.rows("/nodes", NODE_COLUMNS, **asked)
 
 
+def _read_log(op: Operator, a: argparse.Namespace) -> int:
+    found = op.client.get(f"/nodes/{a.name}/log")
+    if op.arguments.json:
+        print_json(found)
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in found["lines"]))
+    return 0
+
+
 def _change_labels(op: Operator, a: argparse.Namespace) -> int:
     return op.one(op.client.change("PATCH", f"/nodes/{a.name}", {"labels": _pairs(a.label)}))
 
@@ -282,6 +291,7 @@ COMMANDS = (
         _argument("--cell", help="only in this cell: a gateway's name, or cloud"),
     ),
     _command("node show", "show a node", _show("nodes"), NAME),
+    _command("node log", "show the last lines of a node's log", _read_log, NAME),
     _command("node label", "give a node other labels", _change_labels, NAME, LABELS),
     _command("node approve", "let a pending node in", _post("nodes", "approve"), NAME),
     _command("node revoke", "take all rights from a node now", _post("nodes", "revoke"), NAME),

@@ -32,6 +32,7 @@ MAGIC = b"HT"
 PROTOCOL_VERSION = 1
 HEADER_BYTES_MAX = 1 << 22
 MEMBERS_PART_MAX, MEMBER_PARTS_MAX = 512, 32
+LOG_LINES_MAX, LOG_LINE_CHARACTERS_MAX = 100, 500
 _HEAD = struct.Struct("<2sBBII8s")
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
@@ -196,6 +197,32 @@ class JobOrder:
     """When a vehicle may use its link."""
     signature: Signature = b""
     certificate: Certificate = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRequest:
+    """Asks a node for the end of its log; the control plane signs it."""
+
+    node: Name
+    number: Count
+    """A later request has a greater one."""
+    signature: Signature = b""
+    certificate: Certificate = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLines:
+    """A node's answer: the end of its log, where its owner shares that."""
+
+    node: Name
+    number: Count
+    """The request's."""
+    is_shared: bool
+    lines: Annotated[
+        tuple[Annotated[str, Field(max_length=LOG_LINE_CHARACTERS_MAX)], ...],
+        Field(max_length=LOG_LINES_MAX),
+    ] = ()
+    """The newest last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,6 +457,8 @@ Message = (
     | Pull
     | TierConfirmed
     | JobOrder
+    | LogRequest
+    | LogLines
     | UpdateContent
     | PartialContent
     | BundleContent
@@ -457,6 +486,8 @@ _KINDS: dict[int, type[Message]] = {
     8: Pull,
     9: TierConfirmed,
     10: JobOrder,
+    11: LogRequest,
+    12: LogLines,
     16: UpdateContent,
     17: PartialContent,
     18: ModelContent,

@@ -67,6 +67,11 @@ def inbox(node: str) -> str:
     return f"{ROOT}/node/{node}/in"
 
 
+def log(node: str) -> str:
+    """The end of a node's log, for the control plane that asked for it."""
+    return f"{ROOT}/node/{node}/log"
+
+
 def state(node: str) -> str:
     """A node's presence and state, retained; its last will says offline."""
     return f"{ROOT}/node/{node}/state"

@@ -25,6 +25,7 @@ from hetertrain_cloud.console.elements import (
     pill,
     tag,
 )
+from hetertrain_cloud.console.log_card import LogCard
 from hetertrain_cloud.console.node_parts import gateway
 from hetertrain_cloud.console.view import Screen, View, crumbs, to
 
@@ -257,6 +258,8 @@ class Node:
                 with card("What happened"):
                     self._events = Region(events_list)
                     self._pager = Pager(lambda: view.attempt(self._read_events(), ""))
+                if view.may("logs:read"):
+                    LogCard(view, self._name)
             with tag("div", "", "stack"):
                 with card("What it does"):
                     self._work = Region(work)

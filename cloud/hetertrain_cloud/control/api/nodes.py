@@ -132,7 +132,8 @@ class Happening(Body):
 
     at: datetime
     kind: str = Field(
-        description="`enrolled`, `approved`, `relabelled`, `revoked`, `decommissioned`, `renewed`; "
+        description="`enrolled`, `approved`, `relabelled`, `revoked`, `decommissioned`, `renewed`, "
+        "`log_read`; "
         "`online`, `offline`, `training_began`, `training_stopped`, `not_eligible`, "
         "`train_failed`, `job_changed`, `tier_changed`, `cell_changed`, `agent_changed`"
     )
