@@ -16,6 +16,7 @@ Pure: whoever uses it brings the time, and publishes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hetertrain.core.tiers import TIERS
 from hetertrain.wire import topics
@@ -37,7 +38,8 @@ REPEAT_SECONDS = 30.0
 """And all of it at least so often: the control plane keeps it in memory only."""
 PART_BYTES_MAX = 60 << 10
 LINK_SHARE = 0.05
-DOING_CHARACTERS, WAITING_CHARACTERS = 64, 128
+DOING_CHARACTERS, WAITING_CHARACTERS = 64, 320
+"""So much has room for a rule and what holds it up."""
 Looks = dict[str, tuple[str, str, str, int]]
 
 
@@ -67,7 +69,12 @@ class CellReport:
         self._told, self._told_at = looks, now
         self._number += 1
         job, cell = self._downlink.job, self._downlink.cell
-        groups = list(parts_of(self._members(now)))[:MEMBER_PARTS_MAX]
+        members = self._members(now)
+        groups = list(parts_of(members))
+        if len(groups) > MEMBER_PARTS_MAX:
+            # Who is there matters more than what each waits for.
+            brief = [replace(member, waiting_for="") for member in members]
+            groups = list(parts_of(brief))[:MEMBER_PARTS_MAX]
         frames = [
             pack(
                 CellMembers(

@@ -31,7 +31,7 @@ NOT_ELIGIBLE = "not_eligible"
 MAGIC = b"HT"
 PROTOCOL_VERSION = 1
 HEADER_BYTES_MAX = 1 << 22
-MEMBERS_PART_MAX, MEMBER_PARTS_MAX = 512, 32
+MEMBERS_PART_MAX, MEMBER_PARTS_MAX = 512, 64
 LOG_LINES_MAX, LOG_LINE_CHARACTERS_MAX = 100, 500
 _HEAD = struct.Struct("<2sBBII8s")
 
@@ -350,7 +350,7 @@ class Member:
     node: Name
     tier: Name
     doing: ShortText = ""
-    waiting_for: ShortText = ""
+    waiting_for: Text = ""
     active: Count = 1
     version: Annotated[int, Field(ge=-1)] = -1
     updates: Count = 0
