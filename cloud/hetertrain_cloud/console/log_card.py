@@ -49,4 +49,5 @@ def log_lines(found: dict[str, Any] | ProblemAnswer | str | None) -> None:
                 moment(found["at"])
             # Whoever has no mouse scrolls in it by keys.
             place = {"role": "region", "aria_label": "Last lines", "tabindex": "0"}
-            tag("pre", "\n".join(lines) or "nothing logged yet", "log-lines", **place)
+            with tag("div", "", "log-lines", **place):
+                tag("pre", "\n".join(lines) or "nothing logged yet")

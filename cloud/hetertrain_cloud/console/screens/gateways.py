@@ -23,7 +23,6 @@ COLUMNS = (
     Column("members", "Members of its cell", "link"),
     Column("uplink", "Way to the cloud"),
     Column("backlog", "Still to deliver"),
-    Column("waiting_for", "Waits for"),
     Column("version", "Version"),
     Column("bytes_up", "Sent", "bytes"),
     Column("bytes_down", "Received", "bytes"),
@@ -36,13 +35,18 @@ def row(gateway: Mapping[str, Any]) -> dict[str, Any]:
     """Lay a gateway out as a row."""
     name, is_online = gateway["name"], gateway["is_online"]
     doing, _, more = str(gateway["doing"] or "").partition(";")
+    waits = f"waits for {gateway['waiting_for']}" if gateway["waiting_for"] else ""
     shown, tone = (doing, words.doing_tone(doing)) if is_online else ("offline", "bad")
     if gateway["state"] != "active":
         shown, tone = gateway["state"], words.NODE_TONES[gateway["state"]]
     found: dict[str, Any] = {
         "key": name,
         "name": {"text": name, "href": to(f"/nodes/{name}")},
-        "doing": {"text": words.plain(shown), "tone": tone, "note": more.strip()},
+        "doing": {
+            "text": words.plain(shown),
+            "tone": tone,
+            "note": "; ".join(filter(None, (more.strip(), waits))),
+        },
         "members": members(gateway),
         "seen": "now" if is_online else gateway["seen_at"],
     }
@@ -52,7 +56,6 @@ def row(gateway: Mapping[str, Any]) -> dict[str, Any]:
             "uplink": f"{gateway['tier']}, {words.rate(gateway['goodput_bits_per_second'])}",
             "backlog": f"{words.many(gateway['backlog_updates'], 'update')}, "
             f"{words.size(gateway['backlog_bytes'])}",
-            "waiting_for": gateway["waiting_for"],
             "version": "none yet" if version < 0 else f"{version:,}",
             "bytes_up": gateway["bytes_up"],
             "bytes_down": gateway["bytes_down"],

@@ -121,7 +121,7 @@ def work(live: dict[str, Any] | None) -> None:
         return
     rows: list[tuple[str, Any]] = [
         *places(live),
-        ("Tier", f"{live['tier']}, {words.rate(live['goodput_bits_per_second'])} measured"),
+        ("Tier", f"{live['tier']}, {rate(live['goodput_bits_per_second'])}"),
         *progress(live),
         ("Steps", f"{live['steps']:,}, {words.duration(live['step_seconds'])} each"),
         sent_and_received(live),
@@ -133,6 +133,11 @@ def work(live: dict[str, Any] | None) -> None:
         ("Software", f"{live['agent'] or 'not said'}, {live['rss_mib'] or '–'} MiB of memory"),
     ]
     facts(rows)
+
+
+def rate(bits_per_second: int) -> str:
+    """Say what it measured of its link."""
+    return words.rate(bits_per_second) + (" measured" if bits_per_second else "")
 
 
 Fact = tuple[str, Any]
@@ -167,18 +172,19 @@ def still_to_deliver(live: dict[str, Any]) -> Fact:
 def seen_through(live: dict[str, Any]) -> None:
     """Show what its gateway tells of a node that nobody else hears."""
     text = "Its cell has a broker of its own, so what is known is what its gateway tells."
-    callout(f"Seen through gateway {live['via']}", text, "quiet", "cell_tower")
     does = ": ".join(part for part in (words.plain(live["doing"]), live["waiting_for"]) if part)
-    facts(
-        [
-            *places(live),
-            ("Does", does),
-            ("Tier", live["tier"]),
-            *progress(live),
-            sent_and_received(live),
-            still_to_deliver(live),
-        ]
-    )
+    with tag("div", "", "stack"):
+        callout(f"Seen through gateway {live['via']}", text, "quiet", "cell_tower")
+        facts(
+            [
+                *places(live),
+                ("Does", does),
+                ("Tier", live["tier"]),
+                *progress(live),
+                sent_and_received(live),
+                still_to_deliver(live),
+            ]
+        )
 
 
 def _last(failure: str) -> str:
