@@ -26,6 +26,8 @@ def edge_checks(settings: EdgeSettings) -> list[Check]:
     south_says = (topics.down(job, node, state.tier), topics.sync(job, node), topics.inbox(node))
     if not settings.has_own_broker:
         hears, says = (*hears, *downlink.subscriptions), (*says, *south_says)
+    else:
+        says = (*says, topics.members(job, node))
     north = Link(
         host=settings.broker_host,
         port=settings.broker_port,

@@ -19,7 +19,7 @@ from pydantic import Field
 from hetertrain import codec
 from hetertrain.core.tiers import TIERS
 from hetertrain.errors import SettingsError, TransportError
-from hetertrain.logging import get_logger
+from hetertrain.logging import get_logger, last_lines
 from hetertrain.service import (
     BrokerSettings,
     Mailbox,
@@ -34,7 +34,9 @@ from hetertrain.transport.database import own_directory
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import NodeState, pack
+from hetertrain.wire.log_share import LogShare
 from hetertrain.wire.uplink import Outgoing, Uplink
+from hetertrain_edge.cell_report import CellReport
 from hetertrain_edge.driver import GatewayDriver, Side
 from hetertrain_edge.forwarding import Form
 from hetertrain_edge.own_work import OwnWork
@@ -89,6 +91,9 @@ class EdgeSettings(BrokerSettings):
     )
     local_after_seconds: float = Field(
         30.0, ge=0, description="how long the cloud must be out of reach before that"
+    )
+    share_log: bool = Field(
+        True, description="show the end of this gateway's log to an operator who asks for it"
     )
     latitude: float | None = Field(
         None, ge=-90, le=90, description="where the gateway stands, in degrees, for maps"
@@ -207,6 +212,7 @@ class EdgeService:
         sign, check = settings.signer(), settings.verifier()
         tier, follows_link = TIERS[settings.tier], settings.follow_link
         uplink = Uplink(state, tier, follows_link=follows_link, sign=sign, check=check)
+        uplink.log_share = LogShare(last_lines if settings.share_log else None)
         downlink = Downlink(settings.job, settings.node, sign=sign, check=check)
         north = settings.endpoint(settings.node)
         directory = settings.state_directory / settings.node
@@ -241,6 +247,9 @@ class EdgeService:
             inbox_bytes_max=settings.inbox_mib_max << 20,
             local_after_seconds=settings.local_after_seconds if settings.local_versions else None,
         )
+        self._report: CellReport | None = None
+        if settings.has_own_broker:
+            self._report = CellReport(downlink, first_number=int(time.time() * 1000))
         self._traffic = MonthTraffic(directory, self._log)
         self._status_at = 0.0
 
@@ -281,6 +290,8 @@ class EdgeService:
                 if status is not None:
                     topic = topics.status(self._settings.job, self._settings.node)
                     self._north.publish((Outgoing(topic, pack(status)),))
+                if self._report is not None:
+                    self._north.publish(self._report.tick(self._driver.uplink, now))
 
     def _count(self, now: float) -> None:
         """Have the next heartbeat say what this process uses."""

@@ -1,11 +1,13 @@
 """Logging for all parts: structlog, one event name per fact, fields after; secrets are masked
-whoever logs them.
+whoever logs them. The last lines are kept in memory, as they went out.
 """
 
 from __future__ import annotations
 
 import logging as standard_logging
+import re
 import sys
+from collections import deque
 from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any, TextIO, cast
@@ -13,6 +15,11 @@ from typing import Any, TextIO, cast
 import structlog
 
 _SECRETS = ("password", "token", "secret", "key_pem")
+LINES_KEPT = 200
+LINE_CHARACTERS_KEPT = 500
+"""So that what is kept takes some ten KiB, a few hundred at most."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_lines: deque[str] = deque(maxlen=LINES_KEPT)
 
 
 def configure(level: str = "info", *, json: bool = False) -> None:
@@ -28,7 +35,7 @@ def configure(level: str = "info", *, json: bool = False) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _mask_secrets,
             structlog.processors.format_exc_info,
-            renderer,
+            _Keeping(renderer),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(
             standard_logging.getLevelNamesMapping()[level.upper()]
@@ -36,6 +43,25 @@ def configure(level: str = "info", *, json: bool = False) -> None:
         # Looked up at each use: whoever replaces standard error gets the log.
         logger_factory=lambda *_: structlog.PrintLogger(cast(TextIO, _Unfailing(sys.stderr))),
     )
+
+
+def last_lines() -> tuple[str, ...]:
+    """Return the last lines that this process has logged, the newest last; any thread may ask."""
+    return tuple(_lines)
+
+
+class _Keeping:
+    """Renders an event, and keeps its lines."""
+
+    def __init__(self, render: Any) -> None:
+        self._render = render
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+        text = self._render(logger, method, event)
+        # Of a traceback longer than all that is kept, the end says what happened.
+        for line in _COLOUR.sub("", text).splitlines()[-LINES_KEPT:]:
+            _lines.append(line[:LINE_CHARACTERS_KEPT])
+        return text
 
 
 class _Unfailing:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
-from hetertrain.wire.frames import NodeState, pack
+from hetertrain.wire.frames import LogLines, LogRequest, NodeState, pack, unpack
 from hetertrain.wire.uplink import Outgoing
 from tests.browser.looking import Looker, chromium
 from tests.control import PASSWORD
@@ -52,8 +54,9 @@ class Hostile(threading.Thread):
     def __init__(self, fleet: Production) -> None:
         super().__init__(daemon=True)
         self._stopping = threading.Event()
-        self._connection, events = fleet.connect("hostile")
-        assert isinstance(events.get(timeout=10), mqtt.Connected)
+        inbox = topics.inbox("hostile")
+        self._connection, self._events = fleet.connect("hostile", inbox)
+        assert isinstance(self._events.get(timeout=10), mqtt.Connected)
 
     def run(self) -> None:
         state = NodeState(
@@ -71,7 +74,15 @@ class Hostile(threading.Thread):
         heartbeat = Outgoing(topics.state("hostile"), pack(state), retain=True)
         while not self._stopping.is_set():
             self._connection.publish((heartbeat,))
-            self._stopping.wait(HEARTBEAT_SECONDS)
+            with suppress(queue.Empty):
+                self._hear(self._events.get(timeout=HEARTBEAT_SECONDS))
+
+    def _hear(self, event: mqtt.Event) -> None:
+        asked = unpack(event.frame)[0] if isinstance(event, mqtt.Received) else None
+        if isinstance(asked, LogRequest):
+            lines = (f"first {MARKUP}", f"last {MARKUP}")
+            said = LogLines(node="hostile", number=asked.number, is_shared=True, lines=lines)
+            self._connection.publish((Outgoing(topics.log("hostile"), pack(said)),))
 
     def stop(self) -> None:
         self._stopping.set()

@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]  # with the start of
 VERSION = r"Version\s+([\d,]+)"
 CHANGING = (
     "Approve|Revoke|Decommission|Labels|Set a label|Start|Pause|Stop|Resume|Roll back|Promote|Edit|"
-    "New job|New claim|Create.*|Delete|Add user|Deactivate|Activate|Change role|Set password"
+    "New job|New claim|Create.*|Delete|Add user|Deactivate|Activate|Change role|Set password|"
+    "Show the last lines"
 )
 
 
@@ -50,6 +51,22 @@ def test_markup_in_names_is_shown_as_text_and_makes_no_element(
     expect(shown.get_by_text(f"owner={MARKUP}").first).to_be_visible()
     assert page.evaluate("document.querySelectorAll('main img[src=x]').length") == 0
     assert page.title() != "taken"
+
+
+def test_the_last_lines_of_a_nodes_log_are_shown_as_text_whatever_they_hold(page: Page) -> None:
+    go(page, "nodes/hostile")
+    page.get_by_role("button", name="Show the last lines").click()
+    lines = page.get_by_role("region", name="Last lines")
+    expect(lines).to_have_text(f"first {MARKUP}\nlast {MARKUP}")
+    assert page.evaluate("document.querySelectorAll('main img[src=x]').length") == 0
+    assert page.title() != "taken"
+
+
+def test_that_an_owner_does_not_share_the_log_is_said_in_the_card(page: Page) -> None:
+    go(page, "nodes/car-0")
+    page.get_by_role("button", name="Show the last lines").click()
+    expect(page.get_by_text("The owner of car-0 does not share its log")).to_be_visible()
+    expect(page.get_by_role("region", name="Last lines")).to_have_count(0)
 
 
 @pytest.mark.parametrize("path", [path for _, path in ALL])

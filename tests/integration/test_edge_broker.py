@@ -81,6 +81,34 @@ def test_a_vehicle_and_the_gateways_own_node_train_over_the_cells_broker(cell: C
     assert not any("access_denied" in cell.logs(name) for name in cell.processes)
 
 
+def test_the_gateway_tells_the_control_plane_who_is_in_its_cell(cell: Cell) -> None:
+    def members() -> dict[str, str]:
+        nodes = cell.json("node", "list", "--cell", "edge-1")
+        return {n["name"]: n["live"]["via"] for n in nodes if n["live"]["is_online"]}
+
+    both = {"car-1": "edge-1", "edge-1-own": "edge-1"}
+    wait_until(lambda: members() == both, "both nodes, as the gateway tells of them")
+    (gateway,) = cell.json("gateway", "list")
+    assert (gateway["name"], gateway["has_own_broker"]) == ("edge-1", True)
+    assert sum(gateway["members"].values()) == 2
+    assert cell.json("node", "show", "edge-1")["live"]["via"] == ""
+    assert cell.run("node", "log", "car-1", code=11) == "", "nobody here can ask it"
+    assert "agent_started" not in cell.run("node", "log", "edge-1")
+    assert "access_denied" not in cell.logs("edge-1") + cell.logs("cloud")
+
+
+@pytest.mark.parametrize("teller", ["hostile", "edge-1"])
+def test_nobody_tells_of_a_cell_that_is_not_its_own(cell: Cell, teller: str) -> None:
+    connection, events = cell.connect(teller)
+    forged = Outgoing(topics.members("fleet", "another"), b"forged", token=1)
+    try:
+        assert isinstance(events.get(timeout=20), mqtt.Connected)
+        connection.publish((forged,))
+        assert isinstance(events.get(timeout=20), mqtt.Denied)
+    finally:
+        connection.stop()
+
+
 @pytest.mark.parametrize(
     "topic",
     [

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from hetertrain.enrolment import is_renewal_due, renew
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
+from hetertrain.wire.frames import LogLines, pack
 from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.control import timeline
 from hetertrain_cloud.control.database import Database
@@ -50,7 +51,8 @@ def fleet(production: Production) -> Production:
     production.spawn("edge-1", "edge", "--config", str(production.enrol("edge-1", "edge")))
     for index, cell in enumerate(("cloud", "edge-1")):
         production.enrol(f"car-{index}")
-        production.vehicle(f"car-{index}", index, 2, "--cell", cell)
+        shares = ("--share-log",) if index == 0 else ()
+        production.vehicle(f"car-{index}", index, 2, "--cell", cell, *shares)
     production.enrol("hostile")
     wait_until(lambda: "car-1" in production.contributors(), "updates through the gateway")
     assert not any("access_denied" in production.logs(name) for name in production.processes)
@@ -116,6 +118,36 @@ def test_what_was_done_to_a_node_and_what_it_did_is_in_its_timeline(fleet: Produ
     assert "upkeep_failed" not in fleet.logs("cloud")
 
 
+@pytest.mark.parametrize("node", ["car-0", "edge-1"])
+def test_an_operator_reads_the_end_of_a_nodes_log(fleet: Production, node: str) -> None:
+    wait_until(lambda: fleet.run("node", "log", node), "lines of it")
+    lines = fleet.run("node", "log", node).splitlines()
+    assert 0 < len(lines) <= 100
+    logged = fleet.logs(node)
+    assert all(line in logged for line in lines)
+
+
+def test_a_vehicles_log_is_its_owners_unless_shared(fleet: Production) -> None:
+    assert fleet.run("node", "log", "car-1", code=11) == ""
+    entries = fleet.json("audit", "list", "--kind", "node", "--object", "car-1")
+    assert entries[0]["action"] == "node_log_read"
+
+
+def test_a_forged_answer_is_not_taken_for_a_nodes_log(fleet: Production) -> None:
+    connection, events = fleet.connect("hostile")
+    forged = LogLines(node="car-0", number=1, is_shared=True, lines=("forged",))
+    unasked = LogLines(node="hostile", number=1, is_shared=True, lines=("forged",))
+    try:
+        assert isinstance(events.get(timeout=10), mqtt.Connected)
+        refused = fleet.logs("cloud").count("unasked")
+        frames = (pack(unasked), pack(forged))
+        connection.publish(tuple(Outgoing(topics.log("hostile"), frame) for frame in frames))
+        wait_until(lambda: fleet.logs("cloud").count("unasked") > refused, "its refusal")
+        assert "misplaced" in fleet.logs("cloud")
+    finally:
+        connection.stop()
+
+
 @pytest.mark.parametrize(
     "topic",
     [
@@ -124,7 +156,9 @@ def test_what_was_done_to_a_node_and_what_it_did_is_in_its_timeline(fleet: Produ
         topics.down("fleet", "cloud", "t1"),
         topics.sync("fleet", "cloud"),
         topics.status("fleet", "cloud"),
+        topics.members("fleet", "edge-1"),
         topics.inbox("car-0"),
+        topics.log("car-0"),
         topics.state("car-0"),
         "$CONTROL/dynamic-security/v1",
     ],
@@ -143,7 +177,16 @@ def test_a_hostile_node_may_not_publish_what_is_not_its_own_and_hears_so(
 
 @pytest.mark.parametrize(
     "topic",
-    ["#", "ht/1/#", topics.down("another", "cloud", "t1"), topics.inbox("car-0"), "$share/g/#"],
+    [
+        "#",
+        "ht/1/#",
+        topics.down("another", "cloud", "t1"),
+        topics.inbox("car-0"),
+        topics.log("+"),
+        topics.log("hostile"),
+        topics.members("fleet", "edge-1"),
+        "$share/g/#",
+    ],
 )
 def test_a_hostile_node_may_not_hear_what_is_not_meant_for_it(
     fleet: Production, topic: str
@@ -224,11 +267,16 @@ def test_a_broker_that_forgot_its_rules_is_given_them_again(fleet: Production) -
     version = fleet.version()
     rules = fleet.mosquitto.directory / "dynamic-security.json"
     fleet.mosquitto.kill()
-    rules.write_text(initial_configuration())
+    # As if an earlier release had set it up, whose control plane did not ask for logs.
+    configuration = json.loads(initial_configuration())
+    (own,) = configuration["roles"]
+    own["acls"] = [acl for acl in own["acls"] if not acl["topic"].endswith(("/log", "/in"))]
+    rules.write_text(json.dumps(configuration))
     fleet.mosquitto.start()
     wait_until(lambda: "node-car-0" in rules.read_text(), "the rules")
     wait_until(lambda: fleet.version() >= version + 2, "versions after it")
     assert "node-hostile" not in rules.read_text()
+    assert fleet.run("node", "log", "car-0")
 
 
 def test_a_killed_control_plane_comes_back_and_training_does_not_notice(

@@ -47,6 +47,10 @@ class Plugin:
             case "createRole" | "modifyRole":
                 assert (role in self.roles) == (name == "modifyRole")
                 self.roles[role] = each["acls"]
+            case "addRoleACL":
+                acl = {key: each[key] for key in ("acltype", "topic", "allow")}
+                assert acl not in self.roles[role]
+                self.roles[role].append(acl)
             case "deleteClient":
                 del self.clients[user]
             case "deleteRole":
@@ -90,8 +94,18 @@ def test_who_is_revoked_during_a_reconciliation_stays_revoked() -> None:
     assert plugin.clients.keys() == {"car-2", CONTROL}
 
 
-def test_the_control_planes_own_rights_are_never_touched() -> None:
+def test_nothing_is_ever_taken_from_the_control_planes_own_rights() -> None:
     plugin = Plugin()
-    before = plugin.roles[CONTROL]
-    plugin.security.reconcile(dict)
+    plugin.roles[CONTROL].append({"acltype": "subscribeLiteral", "topic": "more", "allow": True})
+    before = list(plugin.roles[CONTROL])
+    assert plugin.security.reconcile(dict) == 0
     assert (plugin.clients.keys(), plugin.roles[CONTROL]) == ({CONTROL}, before)
+
+
+def test_a_broker_of_an_earlier_release_is_told_what_the_control_plane_may_do_now() -> None:
+    plugin = Plugin()
+    whole = list(plugin.roles[CONTROL])
+    plugin.roles[CONTROL] = [acl for acl in whole if "/log" not in acl["topic"]]
+    assert plugin.security.reconcile(dict) == 1
+    assert sorted(map(str, plugin.roles[CONTROL])) == sorted(map(str, whole))
+    assert plugin.security.reconcile(dict) == 0

@@ -156,6 +156,12 @@ REASONS: dict[str, tuple[Situation, str, str, str]] = {
         "failing",
         "It is offline: nothing was heard of it for 45 s.",
     ),
+    "silent behind a gateway": (
+        replace(WELL, is_online=False, seconds_ago=45.0, via="rsu-7"),
+        "online",
+        "failing",
+        "It is offline: gateway rsu-7, through which it is seen, heard it 45 s ago.",
+    ),
     "offline": (
         leaves("offline", "the node, which is not connected"),
         "online",

@@ -23,7 +23,7 @@ from hetertrain.core.policy import SYNC_PRESETS
 from hetertrain.core.tiers import TIERS
 from hetertrain.core.worker import Trained, TrainOrder, Worker
 from hetertrain.errors import FrameError, StoreError, TrainError
-from hetertrain.logging import get_logger
+from hetertrain.logging import get_logger, last_lines
 from hetertrain.service import Mailbox, Stop, node_claim, resident_mib
 from hetertrain.transport import mqtt
 from hetertrain.transport.database import own_directory
@@ -31,6 +31,7 @@ from hetertrain.transport.outbox import Outbox
 from hetertrain.transport.pipe import AgentEnd
 from hetertrain.wire import topics
 from hetertrain.wire.frames import TrainCommand, TrainedReport, TrainerReady, TrainFailed
+from hetertrain.wire.log_share import LogShare
 from hetertrain.wire.uplink import Uplink
 from hetertrain_vehicle.budgets import Ledger
 from hetertrain_vehicle.driver import Circumstances, VehicleDriver
@@ -194,6 +195,7 @@ class Agent:
             follows_link=follows_link,
             sign=settings.signer(),
             check=settings.verifier(),
+            log_share=LogShare(last_lines if settings.share_log else None),
         )
         self._link = VehicleLink(lambda put: self._connect(uplink, put), self._mailbox.put)
         self._driver = VehicleDriver(

@@ -91,6 +91,11 @@ class VehicleSettings(BrokerSettings):
         description="say in the heartbeat where the vehicle is, to about 100 m, by the signals "
         "Vehicle.CurrentLocation.Latitude and .Longitude",
     )
+    share_log: bool = Field(
+        False,
+        description="show the end of this agent's log to an operator who asks for it; it may tell "
+        "of the driver",
+    )
     limit_link: bool = Field(
         False, description="hold the link to the tier's rate, and stay in the tier"
     )

@@ -50,7 +50,7 @@ class BrokerAccess(Protocol):
 
 def node_rights(node: str, role: str, jobs: list[str]) -> Rights:
     """Return what a node may do that works on ``jobs``."""
-    publish = {topics.state(node)}
+    publish = {topics.state(node), topics.log(node)}
     # Its own state too: so it notices another process in its name.
     subscribe = {topics.inbox(node), topics.state(node)}
     for job in jobs:
@@ -62,6 +62,7 @@ def node_rights(node: str, role: str, jobs: list[str]) -> Rights:
                 topics.down(job, node, _ANY),
                 topics.sync(job, node),
                 topics.status(job, node),
+                topics.members(job, node),
             }
             subscribe.add(topics.up(job, node, _ANY, _ANY))
     if role == "edge":
@@ -89,4 +90,14 @@ def aggregator_rights() -> Rights:
 
 def watcher_topics() -> tuple[str, ...]:
     """Return what the control plane listens to."""
-    return (topics.state(_ANY), topics.status(_ANY, _ANY))
+    return (
+        topics.state(_ANY),
+        topics.log(_ANY),
+        topics.status(_ANY, _ANY),
+        topics.members(_ANY, _ANY),
+    )
+
+
+def watcher_publications() -> tuple[str, ...]:
+    """Return what the control plane says to nodes on: orders, and requests for their logs."""
+    return (topics.order(_ANY), topics.inbox(_ANY))

@@ -66,6 +66,10 @@ class Operator:
 
 
 NODE_COLUMNS = ("name", "role", "state", "labels", "live.is_online", "live.doing", "live.version")
+GATEWAY_COLUMNS = (
+    *("name", "is_online", "job", "doing", "members", "has_own_broker", "version", "local"),
+    *("backlog_updates", "waiting_for"),
+)
 JOB_COLUMNS = (
     *("name", "state", "version", "versions_per_hour", "nodes_online"),
     *("newest.metrics", "waiting_for.text"),
@@ -100,7 +104,17 @@ def _pairs(texts: list[str]) -> dict[str, str]:
 
 
 def _list_nodes(op: Operator, a: argparse.Namespace) -> int:
-    return op.rows("/nodes", NODE_COLUMNS, state=a.state, role=a.role, label=a.label)
+    asked = {"state": a.state, "role": a.role, "label": a.label, "cell": a.cell}
+    return op.rows("/nodes", NODE_COLUMNS, **asked)
+
+
+def _read_log(op: Operator, a: argparse.Namespace) -> int:
+    found = op.client.get(f"/nodes/{a.name}/log")
+    if op.arguments.json:
+        print_json(found)
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in found["lines"]))
+    return 0
 
 
 def _change_labels(op: Operator, a: argparse.Namespace) -> int:
@@ -274,12 +288,15 @@ COMMANDS = (
         _argument("--state", choices=("pending", "active", "revoked", "decommissioned")),
         _argument("--role", choices=("vehicle", "edge")),
         _argument("--label", metavar="KEY=VALUE", help="only with this label"),
+        _argument("--cell", help="only in this cell: a gateway's name, or cloud"),
     ),
     _command("node show", "show a node", _show("nodes"), NAME),
+    _command("node log", "show the last lines of a node's log", _read_log, NAME),
     _command("node label", "give a node other labels", _change_labels, NAME, LABELS),
     _command("node approve", "let a pending node in", _post("nodes", "approve"), NAME),
     _command("node revoke", "take all rights from a node now", _post("nodes", "revoke"), NAME),
     _command("node decommission", "take a node out", _post("nodes", "decommission"), NAME),
+    _command("gateway list", "list gateways and their cells", _rows("/gateways", GATEWAY_COLUMNS)),
     _command("claim list", "list claims", _rows("/claims", CLAIM_COLUMNS)),
     _command(
         "claim create",

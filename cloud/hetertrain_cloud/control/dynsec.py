@@ -17,9 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hetertrain.errors import TransportError
-from hetertrain.wire import topics
 from hetertrain.wire.uplink import Outgoing
-from hetertrain_cloud.control.access import CONTROL, Rights, watcher_topics
+from hetertrain_cloud.control.access import (
+    CONTROL,
+    Rights,
+    watcher_publications,
+    watcher_topics,
+)
 
 TOPIC = "$CONTROL/dynamic-security/v1"
 RESPONSE_TOPIC = f"{TOPIC}/response"
@@ -35,7 +39,8 @@ Command = dict[str, Any]
 class DynamicSecurity:
     """Keeps the plugin's users and roles as they should be; any thread may call it.
 
-    What ``apply`` says of a user while a ``reconcile`` is under way is newer, and stands.
+    What ``apply`` says of a user while a ``reconcile`` is under way is newer, and stands. The
+    control plane's own role is given what it lacks, as after an upgrade, and nothing is taken.
     """
 
     def __init__(self, publish: Callable[[tuple[Outgoing, ...]], None]) -> None:
@@ -67,6 +72,10 @@ class DynamicSecurity:
             users = {each["username"]: _roles(each) for each in self._list("Clients", "clients")}
             stale = sorted(users.keys() - wanted.keys() - {CONTROL})
             changes = [(name, self._without(name, has_role=_role(name) in roles)) for name in stale]
+            has = roles.get(CONTROL)
+            missing = [acl for acl in _own_acls() if has is not None and _key(acl) not in has]
+            if missing:
+                changes.append((CONTROL, [_give(acl) for acl in missing]))
             for name, rights in sorted(wanted.items()):
                 acls = _wanted_acls(rights)
                 has_role, has_user = roles.get(_role(name)), users.get(name)
@@ -160,26 +169,29 @@ def initial_configuration() -> str:
     do anything.
     """
     control = {"username": CONTROL, "roles": [{"rolename": CONTROL}]}
-    own = f"{TOPIC.rpartition('/')[0]}/#"
-    acls = [
-        {"acltype": "publishClientSend", "topic": topic, "allow": True}
-        for topic in (own, topics.order("+"))
-    ]
-    for topic in (own, *watcher_topics()):
-        acls += [
-            {"acltype": kind, "topic": topic, "allow": True}
-            for kind in ("publishClientReceive", "subscribePattern")
-        ]
     nothing = {
         "publishClientSend": False,
         "publishClientReceive": False,
         "subscribe": False,
         "unsubscribe": True,
     }
-    role = {"rolename": CONTROL, "acls": acls}
+    role = {"rolename": CONTROL, "acls": _own_acls()}
     return json.dumps(
         {"defaultACLAccess": nothing, "clients": [control], "roles": [role]}, indent=1
     )
+
+
+def _own_acls() -> list[Command]:
+    """Return what the control plane itself may do."""
+    own = f"{TOPIC.rpartition('/')[0]}/#"
+    acls = [("publishClientSend", topic) for topic in (own, *watcher_publications())]
+    for topic in (own, *watcher_topics()):
+        acls += [(kind, topic) for kind in ("publishClientReceive", "subscribePattern")]
+    return [{"acltype": kind, "topic": topic, "allow": True} for kind, topic in acls]
+
+
+def _give(acl: Command) -> Command:
+    return {"command": "addRoleACL", "rolename": CONTROL} | acl
 
 
 def _with(
@@ -213,7 +225,11 @@ def _acls(role: Command) -> frozenset[tuple[str, str, bool]]:
 
 
 def _as_set(acls: list[Command]) -> frozenset[tuple[str, str, bool]]:
-    return frozenset((acl["acltype"], acl["topic"], bool(acl.get("allow"))) for acl in acls)
+    return frozenset(map(_key, acls))
+
+
+def _key(acl: Command) -> tuple[str, str, bool]:
+    return acl["acltype"], acl["topic"], bool(acl.get("allow"))
 
 
 def _roles(client: Command) -> list[str]:

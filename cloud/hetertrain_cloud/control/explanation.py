@@ -220,7 +220,13 @@ def _online(situation: Situation) -> Looked:
         f"{part} doctor` names the layer that fails"
     )
     if situation.is_online:
-        return _ok("online", f"heard {ago} ago")
+        through = f", through gateway {situation.via}" if situation.via else ""
+        return _ok("online", f"heard {ago} ago{through}")
+    if situation.via:
+        gateway = situation.via
+        text = f"It is offline: gateway {gateway}, through which it is seen, heard it {ago} ago."
+        advice = f"see whether gateway {gateway} is well; then {advice}"
+        return _not("online", "failing", text, advice, f"/nodes/{gateway}")
     if said is not None and not said.is_online and doing_of(said) == LINK_CLOSED:
         return _link_closed(situation, said)
     if said is not None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field, replace
 
-from hetertrain.wire.frames import NOT_ELIGIBLE, AggregatorStatus, NodeState
+from hetertrain.wire.frames import NOT_ELIGIBLE, AggregatorStatus, CellMembers, NodeState
+from hetertrain_cloud.control.cells import REPORT_SECONDS_MAX, Cell, state_of
 from hetertrain_cloud.control.changes import Change, PendingChanges, changes, doing_of, held_by
 
 ONLINE_SECONDS = 20.0
 """A node is online until so long after its last heartbeat."""
+DIRECT_SECONDS = 8.0
+"""A gateway's word counts against a node's own heartbeat when that is so much older."""
 STATUS_SECONDS_MAX = 5.0
 NODES_MAX = 1_000_000
 TALLY_SECONDS_MAX = 1.0
@@ -38,6 +41,8 @@ class Seen:
     """Monotonic seconds."""
     change: int
     """Counts all changes in the fleet; this one's number."""
+    via: str = ""
+    """The gateway that told of it; empty: the node itself did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,8 @@ class LiveFleet:
         self._lock = threading.Lock()
         self._nodes: dict[str, Seen] = {}
         self._jobs: dict[tuple[str, str], Heard] = {}
+        self._cells: dict[str, Cell] = {}
+        """Cells with a broker of their own, by gateway."""
         self._change = 0
         self._unsaved: set[str] = set()
         self._tally: Tally | None = None
@@ -151,23 +158,77 @@ class LiveFleet:
         """Whether the broker was heard for so long that who is not heard is not there, and who is
         heard for the first time has only just come.
         """
+        return self._has_listened(ONLINE_SECONDS)
+
+    def _has_listened(self, seconds: float) -> bool:
         listens = self.clock() - self._listens_since
-        return not self._broker_error and listens >= ONLINE_SECONDS
+        return not self._broker_error and listens >= seconds
 
     def see(self, state: NodeState) -> None:
         """Take a heartbeat, and note what it says that is new."""
         with self._lock:
-            before = self._nodes.get(state.node)
-            if before is None and len(self._nodes) >= NODES_MAX:
+            before, now = self._nodes.get(state.node), self.clock()
+            is_seen_through = before is not None and before.via and self._is_fresh(before, now)
+            # A last will may come long after its node has gone over to a gateway.
+            if state.is_online or not is_seen_through:
+                self._put(state, now)
+
+    def _put(self, state: NodeState, at: float, via: str = "") -> None:
+        before = self._nodes.get(state.node)
+        if before is None and len(self._nodes) >= NODES_MAX:
+            return
+        self._change += 1
+        seen = self._nodes[state.node] = Seen(state, at, self._change, via)
+        self._follow(before, seen)
+
+    def expects(self, report: CellMembers) -> bool:
+        """Tell whether a gateway's report is worth looking up who is in it."""
+        return self._cells.get(report.cell, Cell()).expects(report, self.clock())
+
+    def hear_members(self, report: CellMembers, known: Container[str]) -> None:
+        """Take a part of what a gateway tells of its cell, as far as nodes are in ``known``."""
+        with self._lock:
+            now = self.clock()
+            cell = self._cells.setdefault(report.cell, Cell())
+            if not cell.expects(report, now):
                 return
-            self._change += 1
-            seen = self._nodes[state.node] = Seen(state, self.clock(), self._change)
-            self._follow(before, seen)
+            cell.begin(report, now)
+            for member in report.members:
+                is_there = member.seconds_ago < ONLINE_SECONDS
+                if is_there and member.node in known and cell.add(member.node):
+                    at = now - member.seconds_ago
+                    if self._is_news(member.node, report.cell, at, now):
+                        self._put(state_of(report, member), at, report.cell)
+            for node in cell.end(report):
+                seen = self._nodes.get(node)
+                if seen is not None and seen.via == report.cell and seen.state.is_online:
+                    state = replace(
+                        seen.state,
+                        is_online=False,
+                        active=0,
+                        doing=OFFLINE,
+                        waiting_for="the node, which its gateway does not hear",
+                    )
+                    self._put(state, seen.at, report.cell)
+
+    def _is_news(self, node: str, gateway: str, at: float, now: float) -> bool:
+        """Whether a gateway's word of a node counts more than what was heard of it before."""
+        before = self._nodes.get(node)
+        if before is None or before.via == gateway or not self._is_fresh(before, now):
+            return before is None or at >= before.at
+        return at > before.at + (0.0 if before.via else DIRECT_SECONDS)
+
+    def has_own_broker(self, gateway: str) -> bool:
+        """Whether a gateway tells of its cell, since nobody else hears that."""
+        cell = self._cells.get(gateway)
+        return cell is not None and self.clock() < cell.at + REPORT_SECONDS_MAX
 
     def _follow(self, before: Seen | None, seen: Seen) -> None:
         """Note what a heartbeat says that is new."""
         state = seen.state
-        if before is not None or self.has_settled:
+        # Who is in a gateway's first report need not have come just now.
+        is_settled = self._has_listened(REPORT_SECONDS_MAX) if seen.via else self.has_settled
+        if before is not None or is_settled:
             said = None if before is None else before.state
             was_up, label = state.node in self._up, self._agents.get(state.node, "")
             for kind, text in changes(said, state, was_up=was_up, label=label):
@@ -201,7 +262,11 @@ class LiveFleet:
         return seen is not None and self._is_fresh(seen, self.clock())
 
     def _is_fresh(self, seen: Seen, now: float) -> bool:
-        return seen.state.is_online and now - seen.at < ONLINE_SECONDS
+        if not seen.via:
+            return seen.state.is_online and now - seen.at < ONLINE_SECONDS
+        cell, gateway = self._cells[seen.via], self._nodes.get(seen.via)
+        speaks = gateway is not None and not gateway.via and self._is_fresh(gateway, now)
+        return seen.state.is_online and speaks and now < cell.at + REPORT_SECONDS_MAX
 
     def states(self, names: Iterable[str]) -> list[tuple[NodeState | None, bool]]:
         """Return what each node said last (None: nothing yet), and whether it is there."""
@@ -281,7 +346,9 @@ class LiveFleet:
                 silent = [name for name in self._up if not self._is_fresh(self._nodes[name], now)]
                 self._up.difference_update(silent)
                 for name in silent:
-                    text = f"nothing was heard of it for {now - self._nodes[name].at:.0f} s"
+                    seen = self._nodes[name]
+                    through = f" through {seen.via}" if seen.via else ""
+                    text = f"nothing was heard of it{through} for {now - seen.at:.0f} s"
                     self._pending.add(Change(name, OFFLINE, text, now))
             return self._pending.take(now)
 

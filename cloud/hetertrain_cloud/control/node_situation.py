@@ -50,6 +50,8 @@ class Situation:
     is_online: bool
     seconds_ago: float = 0.0
     """How old that heartbeat is."""
+    via: str = ""
+    """The gateway that tells of it; empty: the node itself does."""
     gateway: AggregatorStatus | None = None
     """What the gateway of its cell said a moment ago."""
     broker_error: str = ""
@@ -95,6 +97,7 @@ def gather(
         said=said,
         is_online=live.is_online(node.name),
         seconds_ago=0.0 if seen is None else live.clock() - seen.at,
+        via="" if seen is None else seen.via,
         gateway=None if said is None else live.job(said.job, said.cell),
         broker_error=live.broker_error,
         access_error=access_error,

@@ -23,10 +23,11 @@ from hetertrain_cloud.control.trail import write_entry
 
 _READ = frozenset(f"{kind}:read" for kind in ("nodes", "claims", "jobs", "versions", "metrics"))
 _OPERATE = frozenset(f"{kind}:write" for kind in ("nodes", "claims", "jobs", "versions"))
+_LOOK_CLOSER = frozenset(f"{kind}:read" for kind in ("audit", "settings", "logs"))
 ROLES: dict[str, frozenset[str]] = {
     "viewer": _READ,
-    "operator": _READ | _OPERATE | {"audit:read", "settings:read"},
-    "admin": _READ | _OPERATE | {"audit:read", "settings:read", "users:read", "users:write"},
+    "operator": _READ | _OPERATE | _LOOK_CLOSER,
+    "admin": _READ | _OPERATE | _LOOK_CLOSER | {"users:read", "users:write"},
 }
 """The rights of each role."""
 SESSION_HOURS = 8

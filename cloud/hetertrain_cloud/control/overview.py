@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from sqlalchemy import Text, cast, select
@@ -85,6 +86,20 @@ def count(
         counts.online_not_active += max(0, len(live.online()) - known)
     counts.add_labels(texts)
     return counts
+
+
+def count_cells(
+    transaction: Transaction, live: LiveFleet, cells: Collection[str]
+) -> dict[str, Counter[str]]:
+    """Count the active nodes of each of these cells by what they do."""
+    found: dict[str, Counter[str]] = {cell: Counter() for cell in cells}
+    if not found:
+        return found
+    names = transaction.scalars(select(Node.name).where(Node.state == "active"))
+    for said, is_online in live.states(names):
+        if said is not None and said.cell in found:
+            found[said.cell][doing_of(said) if is_online else OFFLINE] += 1
+    return found
 
 
 def most(counter: Counter[str], num: int = CHOICES_SHOWN) -> dict[str, int]:

@@ -26,6 +26,7 @@ from hetertrain_cloud.control.access import (
 from hetertrain_cloud.control.authority import Authority
 from hetertrain_cloud.control.database import Database
 from hetertrain_cloud.control.live import LiveFleet
+from hetertrain_cloud.control.log_desk import LogDesk
 from hetertrain_cloud.control.problems import ProblemError
 from hetertrain_cloud.control.settings import ShownSetting
 from hetertrain_cloud.control.tables import Job, Node
@@ -73,6 +74,8 @@ class ControlPlane:
     """The cloud's own certificates, by what they are for."""
     settings: tuple[ShownSetting, ...] = ()
     """Those in force that are not secret."""
+    logs: LogDesk | None = None
+    """Asks nodes for their logs; None: there is no broker to ask over."""
     _eligible: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
     """How many nodes may work on a job, and when they were counted."""
     _histories: dict[str, JobHistory] = field(default_factory=dict)

@@ -72,6 +72,17 @@ def find(
     return transaction.scalars(query).all(), len(matching)
 
 
+def members_known(transaction: Transaction, gateway: str, names: Sequence[str]) -> set[str]:
+    """Return which of these are vehicles that take part; none, where ``gateway`` is no gateway
+    that does.
+    """
+    is_member = Node.name.in_(names) & (Node.role == "vehicle")
+    is_gateway = (Node.name == gateway) & (Node.role == "edge")
+    query = select(Node.name).where(Node.state == "active", is_member | is_gateway)
+    found = set(transaction.scalars(query))
+    return found - {gateway} if gateway in found else set()
+
+
 def placed(
     transaction: Transaction, live: LiveFleet, wanted: NodeFilter, limit: int
 ) -> tuple[list[tuple[NodeState, bool]], int]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvicorn
 from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 
 from hetertrain.errors import FrameError, HetertrainError, TransportError
 from hetertrain.logging import get_logger
@@ -23,7 +24,16 @@ from hetertrain.security import Signer, write_private
 from hetertrain.service import Mailbox, Stop
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
-from hetertrain.wire.frames import AggregatorStatus, JobOrder, NodeState, pack, unpack
+from hetertrain.wire.frames import (
+    AggregatorStatus,
+    CellMembers,
+    JobOrder,
+    LogLines,
+    LogRequest,
+    NodeState,
+    pack,
+    unpack,
+)
 from hetertrain.wire.signing import signed
 from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.console import mount_console
@@ -34,7 +44,9 @@ from hetertrain_cloud.control.credentials import write_own, write_server
 from hetertrain_cloud.control.dynsec import RESPONSE_TOPIC, DynamicSecurity
 from hetertrain_cloud.control.jobs import JobSpecification
 from hetertrain_cloud.control.live import LiveFleet
+from hetertrain_cloud.control.log_desk import FRAME_BYTES_MAX, LogDesk
 from hetertrain_cloud.control.plane import Advertised, ControlPlane
+from hetertrain_cloud.control.search import members_known
 from hetertrain_cloud.control.settings import CloudSettings
 from hetertrain_cloud.control.tables import Job, User
 
@@ -74,11 +86,14 @@ class ControlService:
         credentials = settings.directory / "credentials"
         self._sign = Signer(credentials / f"{CONTROL}.key", credentials / f"{CONTROL}.crt").sign
         self._announced: dict[str, JobOrder] = {}
-        answers = (RESPONSE_TOPIC,) if is_mosquitto else ()
+        self._answers = (RESPONSE_TOPIC,) if is_mosquitto else ()
+        self._is_deaf = False
+        """The broker does not let us hear all that we ask for."""
         self._connection = mqtt.Connection(
-            endpoint, (*watcher_topics(), *answers), self._mailbox.put
+            endpoint, (*watcher_topics(), *self._answers), self._mailbox.put
         )
         self._access = DynamicSecurity(self._connection.publish) if is_mosquitto else None
+        self._desk = LogDesk(self._ask_for_log)
         self.plane = ControlPlane(
             database=self._database,
             authority=self._authority,
@@ -96,6 +111,7 @@ class ControlService:
             broker_lost_at=now(),
             certificates=_own_certificates(settings),
             settings=settings.shown(),
+            logs=self._desk,
         )
 
     def run(self) -> int:
@@ -190,6 +206,7 @@ class ControlService:
                     if is_final:
                         raise TransportError(reason)
                 case mqtt.Denied(what, reason):
+                    self._is_deaf = self._is_deaf or what in watcher_topics()
                     self._log.error("access_denied", what=what, reason=reason)
                 case _:
                     pass  # Deliveries, and the passing of time.
@@ -209,8 +226,31 @@ class ControlService:
                 self._live.see(message)
             case AggregatorStatus() if topic == topics.status(message.job, message.cell):
                 self._live.hear(message)
+            case CellMembers() if topic == topics.members(message.job, message.cell):
+                self._hear_members(message)
+            case LogLines() if topic == topics.log(message.node):
+                if len(frame) > FRAME_BYTES_MAX or not self._desk.take(message):
+                    self._log.warning("frame_refused", topic=topic[:128], reason="unasked")
             case _:
                 self._log.warning("frame_refused", topic=topic[:128], reason="misplaced")
+
+    def _ask_for_log(self, node: str, number: int) -> None:
+        request = LogRequest(node=node, number=number)
+        request = signed(request, "", "", self._sign)
+        self._connection.publish((Outgoing(topics.inbox(node), pack(request)),))
+
+    def _hear_members(self, report: CellMembers) -> None:
+        """Take what a gateway tells of its cell, of nodes that are enrolled."""
+        if not self._live.expects(report):
+            return
+        names = [member.node for member in report.members if topics.is_name(member.node)]
+        try:
+            with self._database.read() as transaction:
+                known = members_known(transaction, report.cell, names)
+        except SQLAlchemyError as error:  # The next report may find the database again.
+            self._log.warning("members_not_taken", cell=report.cell, error=str(error))
+            return
+        self._live.hear_members(report, known)
 
     def _keep_up(self, server: uvicorn.Server) -> None:
         """Keep up to date what ages; whatever fails is tried again."""
@@ -270,6 +310,11 @@ class ControlService:
         self.plane.access_error, self.plane.access_failed_at = "", None
         if changed:
             self._log.info("access_reconciled", changed=changed)
+        if changed and self._is_deaf:
+            # A broker that an earlier release set up has just been told that we may hear it.
+            self._is_deaf = False
+            self._connection.resubscribe(self._answers)
+            self._connection.resubscribe((*watcher_topics(), *self._answers))
 
     def _renew(self, server: uvicorn.Server) -> None:
         directory = self._settings.directory / "credentials"

@@ -154,6 +154,10 @@ class Downlink:
         """The topics that the driver subscribes to."""
         return (topics.up(self.job, self.cell, "+", "+"), topics.state("+"))
 
+    def silence_of(self, node: str, now: float) -> float:
+        """Return how many seconds ago a node was heard that is there."""
+        return max(0.0, now - self._heard_at[node])
+
     def connected(self, packet_bytes_max: int | None) -> None:
         """The connection stands; nothing larger than the broker takes is offered from now on."""
         self.broadcaster.connected(packet_bytes_max)

@@ -31,10 +31,13 @@ NOT_ELIGIBLE = "not_eligible"
 MAGIC = b"HT"
 PROTOCOL_VERSION = 1
 HEADER_BYTES_MAX = 1 << 22
+MEMBERS_PART_MAX, MEMBER_PARTS_MAX = 512, 64
+LOG_LINES_MAX, LOG_LINE_CHARACTERS_MAX = 100, 500
 _HEAD = struct.Struct("<2sBBII8s")
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 Text = Annotated[str, Field(max_length=512)]
+ShortText = Annotated[str, Field(max_length=128)]
 Digest = Annotated[str, Field(max_length=64)]
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 Positive = Annotated[int, Field(ge=1, lt=1 << 62)]
@@ -197,6 +200,32 @@ class JobOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogRequest:
+    """Asks a node for the end of its log; the control plane signs it."""
+
+    node: Name
+    number: Count
+    """A later request has a greater one."""
+    signature: Signature = b""
+    certificate: Certificate = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLines:
+    """A node's answer: the end of its log, where its owner shares that."""
+
+    node: Name
+    number: Count
+    """The request's."""
+    is_shared: bool
+    lines: Annotated[
+        tuple[Annotated[str, Field(max_length=LOG_LINE_CHARACTERS_MAX)], ...],
+        Field(max_length=LOG_LINES_MAX),
+    ] = ()
+    """The newest last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateContent:
     """The head of an update; the payload is the encoded delta."""
 
@@ -315,6 +344,38 @@ class AggregatorStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node of a cell, as its gateway heard it last."""
+
+    node: Name
+    tier: Name
+    doing: ShortText = ""
+    waiting_for: Text = ""
+    active: Count = 1
+    version: Annotated[int, Field(ge=-1)] = -1
+    updates: Count = 0
+    bytes_up: Count = 0
+    bytes_down: Count = 0
+    backlog_updates: Count = 0
+    backlog_bytes: Count = 0
+    seconds_ago: Seconds = 0.0
+    """How long ago it was heard, when this was said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellMembers:
+    """Who is in a cell whose broker the cloud does not reach; large cells are told in parts."""
+
+    job: Name
+    cell: Name
+    number: Count
+    """Of the report; its parts have the same."""
+    part: Annotated[int, Field(ge=0, lt=MEMBER_PARTS_MAX)]
+    parts: Annotated[int, Field(ge=1, le=MEMBER_PARTS_MAX)]
+    members: Annotated[tuple[Member, ...], Field(max_length=MEMBERS_PART_MAX)] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainCommand:
     """To a trainer process: train, from the start that stands in the payload or the shared memory,
     else from where it stands.
@@ -396,11 +457,14 @@ Message = (
     | Pull
     | TierConfirmed
     | JobOrder
+    | LogRequest
+    | LogLines
     | UpdateContent
     | PartialContent
     | BundleContent
     | ModelContent
     | AggregatorStatus
+    | CellMembers
     | TrainCommand
     | InterruptCommand
     | TrainerReady
@@ -422,11 +486,14 @@ _KINDS: dict[int, type[Message]] = {
     8: Pull,
     9: TierConfirmed,
     10: JobOrder,
+    11: LogRequest,
+    12: LogLines,
     16: UpdateContent,
     17: PartialContent,
     18: ModelContent,
     19: BundleContent,
     32: AggregatorStatus,
+    33: CellMembers,
     48: TrainCommand,
     49: InterruptCommand,
     50: TrainerReady,

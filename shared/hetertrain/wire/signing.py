@@ -2,10 +2,11 @@
 
 A node acts on versions and notices of its own cell's aggregator only: the cloud's, known as
 ``CLOUD_SIGNER``, or the gateway whose name the cell has; and on orders of the control plane,
-``CONTROL_SIGNER``. An aggregator takes from a node what that node has announced with its own
-signature: the announcement has the content's digest. The signature covers the whole head but
-itself, and with it the digest of the model that results; the certificate that shows whose key it is
-goes along. Keys and certificates are the business of ``security``; here they are functions.
+``CONTROL_SIGNER``, which alone may ask for its log. An aggregator takes from a node what that node
+has announced with its own signature: the announcement has the content's digest. The signature
+covers the whole head but itself, and with it the digest of the model that results; the certificate
+that shows whose key it is goes along. Keys and certificates are the business of ``security``; here
+they are functions.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from typing import TypeVar
 
 from hetertrain.errors import FrameError
 from hetertrain.wire import topics
-from hetertrain.wire.frames import Begin, JobOrder, ModelContent, Sync, header_bytes, normal
+from hetertrain.wire.frames import (
+    Begin,
+    JobOrder,
+    LogRequest,
+    ModelContent,
+    Sync,
+    header_bytes,
+    normal,
+)
 
 CLOUD_SIGNER = "aggregator"
 CONTROL_SIGNER = "control"
@@ -25,8 +34,8 @@ Sign = Callable[[bytes], tuple[bytes, bytes]]
 Check = Callable[[str, bytes, bytes, bytes], bool]
 """Tells whether bytes have the signature of a signer, by its certificate."""
 
-Signable = ModelContent | Sync | JobOrder | Begin
-S = TypeVar("S", ModelContent, Sync, JobOrder, Begin)
+Signable = ModelContent | Sync | JobOrder | LogRequest | Begin
+S = TypeVar("S", ModelContent, Sync, JobOrder, LogRequest, Begin)
 
 
 def signed(message: S, job: str, cell: str, sign: Sign | None) -> S:
@@ -48,7 +57,7 @@ def check_signature(message: Signable, job: str, cell: str, check: Check | None)
     if check is None:
         return
     match message:
-        case JobOrder():
+        case JobOrder() | LogRequest():
             signer = CONTROL_SIGNER
         case Begin():
             signer = message.node
@@ -61,6 +70,11 @@ def check_signature(message: Signable, job: str, cell: str, check: Check | None)
 
 def _covered(message: Signable, job: str, cell: str) -> bytes:
     bare = replace(message, signature=b"", certificate=b"")
-    # An order is for all cells of a job.
-    place = job if isinstance(message, JobOrder) else f"{job} {cell}"
+    match message:
+        case JobOrder():  # For all cells of a job.
+            place = job
+        case LogRequest():  # For one node, wherever it is.
+            place = message.node
+        case _:
+            place = f"{job} {cell}"
     return f"hetertrain {type(message).__name__} {place}\n".encode() + header_bytes(bare)

@@ -57,9 +57,19 @@ def status(job: str, cell: str) -> str:
     return f"{ROOT}/{job}/{cell}/status"
 
 
+def members(job: str, cell: str) -> str:
+    """Who is in a cell with a broker of its own, told by its gateway."""
+    return f"{ROOT}/{job}/{cell}/members"
+
+
 def inbox(node: str) -> str:
     """What is meant for one node: verdicts, missing chunks, a full model."""
     return f"{ROOT}/node/{node}/in"
+
+
+def log(node: str) -> str:
+    """The end of a node's log, for the control plane that asked for it."""
+    return f"{ROOT}/node/{node}/log"
 
 
 def state(node: str) -> str:

@@ -32,6 +32,7 @@ from hetertrain.wire.frames import (
     Chunk,
     Flushed,
     JobOrder,
+    LogRequest,
     Message,
     Missing,
     ModelContent,
@@ -43,6 +44,7 @@ from hetertrain.wire.frames import (
     pack,
     unpack,
 )
+from hetertrain.wire.log_share import LogShare
 from hetertrain.wire.signing import Check, Sign, Signable, check_signature, signed
 from hetertrain.wire.transfer import Sender, chunk_bytes_for
 
@@ -187,6 +189,7 @@ class Uplink:
     """Signs what we announce; None: our aggregator does not ask for it."""
     check: Check | None = None
     """Insists on signatures of versions and notices; None: they are taken on trust."""
+    log_share: LogShare = field(default_factory=LogShare)
     newest: Newest | None = None
     """What was held last, in an earlier life too; None: nothing yet."""
     is_connected: bool = False
@@ -443,6 +446,8 @@ class Uplink:
                 self._events.append(Pulled())
             case TierConfirmed():
                 self._move(message)
+            case LogRequest():
+                self._tell_log(message, now)
             case _:
                 raise FrameError("direction", f"{type(message).__name__} is not for a node")
 
@@ -455,6 +460,14 @@ class Uplink:
 
     def _check(self, message: Signable) -> None:
         check_signature(message, self.state.job, self.state.cell, self.check)
+
+    def _tell_log(self, request: LogRequest, now: float) -> None:
+        if request.node != self.state.node:
+            raise FrameError("identity", f"it asks for the log of {request.node}")
+        self._check(request)
+        answer = self.log_share.answer(request, now)
+        if answer is not None:
+            self._publish(topics.log(self.state.node), answer)
 
     def _check_age(self, head: ModelContent) -> None:
         """Refuse what was signed once and is sent again: an older run of the job, or a version that

@@ -23,7 +23,7 @@ COLUMNS = (
     Column("members", "Members of its cell", "link"),
     Column("uplink", "Way to the cloud"),
     Column("backlog", "Still to deliver"),
-    Column("version", "Version", "number"),
+    Column("version", "Version"),
     Column("bytes_up", "Sent", "bytes"),
     Column("bytes_down", "Received", "bytes"),
     Column("month_bytes", "This month", "bytes"),
@@ -31,35 +31,52 @@ COLUMNS = (
 )
 
 
-def row(node: Mapping[str, Any], members: int) -> dict[str, Any]:
+def row(gateway: Mapping[str, Any]) -> dict[str, Any]:
     """Lay a gateway out as a row."""
-    name, live = node["name"], node["live"] or {}
-    is_online = bool(live.get("is_online"))
-    doing, _, more = str(live.get("doing", "")).partition(";")
+    name, is_online = gateway["name"], gateway["is_online"]
+    doing, _, more = str(gateway["doing"] or "").partition(";")
+    waits = f"waits for {gateway['waiting_for']}" if gateway["waiting_for"] else ""
     shown, tone = (doing, words.doing_tone(doing)) if is_online else ("offline", "bad")
-    if node["state"] != "active":
-        shown, tone = node["state"], words.NODE_TONES[node["state"]]
+    if gateway["state"] != "active":
+        shown, tone = gateway["state"], words.NODE_TONES[gateway["state"]]
     found: dict[str, Any] = {
         "key": name,
         "name": {"text": name, "href": to(f"/nodes/{name}")},
-        "doing": {"text": words.plain(shown), "tone": tone, "note": more.strip()},
-        "members": {
-            "text": words.many(members, "node"),
-            "href": to("/fleet", cell=name, state="active"),
+        "doing": {
+            "text": words.plain(shown),
+            "tone": tone,
+            "note": "; ".join(filter(None, (more.strip(), waits))),
         },
-        "seen": "now" if is_online else node["seen_at"],
+        "members": members(gateway),
+        "seen": "now" if is_online else gateway["seen_at"],
     }
-    if live:
+    if gateway["job"] is not None:
+        version, local = gateway["version"], gateway["local"]
         found |= {
-            "uplink": f"{live['tier']}, {words.rate(live['goodput_bits_per_second'])}",
-            "backlog": f"{words.many(live['backlog_updates'], 'update')}, "
-            f"{words.size(live['backlog_bytes'])}",
-            "version": live["version"] if live["version"] >= 0 else None,
-            "bytes_up": live["bytes_up"],
-            "bytes_down": live["bytes_down"],
-            "month_bytes": live["month_bytes"],
+            "uplink": f"{gateway['tier']}, {words.rate(gateway['goodput_bits_per_second'])}",
+            "backlog": f"{words.many(gateway['backlog_updates'], 'update')}, "
+            f"{words.size(gateway['backlog_bytes'])}",
+            "version": "none yet" if version < 0 else f"{version:,}",
+            "bytes_up": gateway["bytes_up"],
+            "bytes_down": gateway["bytes_down"],
+            "month_bytes": gateway["month_bytes"],
         }
+        if local:
+            found["version"] += f", and {words.many(local, 'model')} of its own"
     return found
+
+
+def members(gateway: Mapping[str, Any]) -> dict[str, str]:
+    """Show how many are in the cell, what they do, and how it is known."""
+    by_doing = gateway["members"]
+    notes = [f"{count:,} {words.plain(doing)}" for doing, count in by_doing.items()]
+    if gateway["has_own_broker"]:
+        notes.append("seen through it")
+    return {
+        "text": words.many(sum(by_doing.values()), "node"),
+        "href": to("/fleet", cell=gateway["name"], state="active"),
+        "note": ", ".join(notes),
+    }
 
 
 def nothing(is_empty: bool) -> None:
@@ -84,12 +101,11 @@ async def build(view: View) -> None:
         pager = Pager(lambda: view.attempt(refresh(), ""))
 
     async def refresh() -> None:
-        page = await view.api.get("/nodes", role="edge", limit=PAGE, cursor=pager.cursor)
+        page = await view.api.get("/gateways", limit=PAGE, cursor=pager.cursor)
         found = page["items"]
-        cells = (await view.api.get("/fleet"))["by_cell"]
         pager.show(words.seen(pager.number, PAGE, len(found)), page["next_cursor"])
         table.set_visibility(bool(found))
-        table.show([row(node, cells.get(node["name"], 0)) for node in found])
+        table.show([row(gateway) for gateway in found])
         none.show(not found)
 
     await view.live(refresh)

@@ -25,6 +25,7 @@ from hetertrain_cloud.console.elements import (
     pill,
     tag,
 )
+from hetertrain_cloud.console.log_card import LogCard
 from hetertrain_cloud.console.node_parts import gateway
 from hetertrain_cloud.console.view import Screen, View, crumbs, to
 
@@ -115,25 +116,75 @@ def work(live: dict[str, Any] | None) -> None:
         empty("Nothing heard yet", "Since the control plane started, it has said nothing.")
         return
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in live["metrics"].items())
+    if live["via"]:
+        seen_through(live)
+        return
     rows: list[tuple[str, Any]] = [
-        ("Job", lambda: link(live["job"], to(f"/jobs/{live['job']}"))),
-        ("Cell", lambda: cell(live["cell"])),
-        ("Tier", f"{live['tier']}, {words.rate(live['goodput_bits_per_second'])} measured"),
-        ("Version", f"{live['version']:,}" if live["version"] >= 0 else "none yet"),
-        ("Updates sent", f"{live['updates']:,}"),
+        *places(live),
+        ("Tier", f"{live['tier']}, {rate(live['goodput_bits_per_second'])}"),
+        *progress(live),
         ("Steps", f"{live['steps']:,}, {words.duration(live['step_seconds'])} each"),
-        ("Sent and received", f"{words.size(live['bytes_up'])}, {words.size(live['bytes_down'])}"),
+        sent_and_received(live),
         ("On its own data", metrics or "not measured"),
         ("This month", f"{words.size(live['month_bytes'])} sent and received"),
         ("Budgets", live["budgets"] or "none set by its owner"),
-        (
-            "Still to deliver",
-            f"{words.many(live['backlog_updates'], 'update')}, {words.size(live['backlog_bytes'])}",
-        ),
+        still_to_deliver(live),
         ("Training failed", words.many(live["train_failures"], "time") + _last(live["failure"])),
         ("Software", f"{live['agent'] or 'not said'}, {live['rss_mib'] or '–'} MiB of memory"),
     ]
     facts(rows)
+
+
+def rate(bits_per_second: int) -> str:
+    """Say what it measured of its link."""
+    return words.rate(bits_per_second) + (" measured" if bits_per_second else "")
+
+
+Fact = tuple[str, Any]
+
+
+def places(live: dict[str, Any]) -> list[Fact]:
+    """Say what it works on, and where."""
+    return [
+        ("Job", lambda: link(live["job"], to(f"/jobs/{live['job']}"))),
+        ("Cell", lambda: cell(live["cell"])),
+    ]
+
+
+def progress(live: dict[str, Any]) -> list[Fact]:
+    """Say how far it is."""
+    version = f"{live['version']:,}" if live["version"] >= 0 else "none yet"
+    return [("Version", version), ("Updates sent", f"{live['updates']:,}")]
+
+
+def sent_and_received(live: dict[str, Any]) -> Fact:
+    """Say what it has sent and received."""
+    text = f"{words.size(live['bytes_up'])}, {words.size(live['bytes_down'])}"
+    return "Sent and received", text
+
+
+def still_to_deliver(live: dict[str, Any]) -> Fact:
+    """Say what waits for a verdict."""
+    updates = words.many(live["backlog_updates"], "update")
+    return "Still to deliver", f"{updates}, {words.size(live['backlog_bytes'])}"
+
+
+def seen_through(live: dict[str, Any]) -> None:
+    """Show what its gateway tells of a node that nobody else hears."""
+    text = "Its cell has a broker of its own, so what is known is what its gateway tells."
+    does = ": ".join(part for part in (words.plain(live["doing"]), live["waiting_for"]) if part)
+    with tag("div", "", "stack"):
+        callout(f"Seen through gateway {live['via']}", text, "quiet", "cell_tower")
+        facts(
+            [
+                *places(live),
+                ("Does", does),
+                ("Tier", live["tier"]),
+                *progress(live),
+                sent_and_received(live),
+                still_to_deliver(live),
+            ]
+        )
 
 
 def _last(failure: str) -> str:
@@ -213,6 +264,8 @@ class Node:
                 with card("What happened"):
                     self._events = Region(events_list)
                     self._pager = Pager(lambda: view.attempt(self._read_events(), ""))
+                if view.may("logs:read"):
+                    LogCard(view, self._name)
             with tag("div", "", "stack"):
                 with card("What it does"):
                     self._work = Region(work)

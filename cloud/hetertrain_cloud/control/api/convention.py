@@ -97,6 +97,7 @@ def problems(*statuses: int, also: Responses | None = None) -> Responses:
         428: "If-Match is missing",
         429: "too often",
         503: "not ready",
+        504: "no answer in time",
     }
     refusals: Responses = {
         status: {"description": texts[status], "content": content} for status in statuses

@@ -46,6 +46,10 @@ class LiveState(Body):
     """What a node said of itself a moment ago."""
 
     is_online: bool
+    via: str = Field(
+        description="the gateway that tells of it, since its cell has a broker of its own; empty: "
+        "the node itself does. Then what it does is known, and the figures that the gateway has"
+    )
     job: str
     cell: str
     tier: str
@@ -128,7 +132,8 @@ class Happening(Body):
 
     at: datetime
     kind: str = Field(
-        description="`enrolled`, `approved`, `relabelled`, `revoked`, `decommissioned`, `renewed`; "
+        description="`enrolled`, `approved`, `relabelled`, `revoked`, `decommissioned`, `renewed`, "
+        "`log_read`; "
         "`online`, `offline`, `training_began`, `training_stopped`, `not_eligible`, "
         "`train_failed`, `job_changed`, `tier_changed`, `cell_changed`, `agent_changed`"
     )
@@ -345,5 +350,6 @@ def _node(plane: ControlPlane, node: Node) -> NodeShown:
     if seen is not None:
         is_online = plane.live.is_online(node.name)
         seconds_ago = round(plane.live.clock() - seen.at, 1)
-        live = shown_as(LiveState, seen.state, is_online=is_online, seconds_ago=seconds_ago)
+        more = {"is_online": is_online, "seconds_ago": seconds_ago, "via": seen.via}
+        live = shown_as(LiveState, seen.state, **more)
     return shown_as(NodeShown, node, live=live)
