@@ -12,7 +12,14 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
-import structlog
+# structlog would load rich, for tracebacks that nobody asks for: 3 MiB of every agent's memory.
+_HAS_RICH = "rich" in sys.modules
+if not _HAS_RICH:
+    sys.modules["rich"] = cast(Any, None)
+import structlog  # noqa: E402
+
+if not _HAS_RICH:
+    del sys.modules["rich"]
 
 _SECRETS = ("password", "token", "secret", "key_pem")
 LINES_KEPT = 200

@@ -34,10 +34,10 @@ def test_nothing_that_travels_or_is_kept_is_pickled() -> None:
     assert users == []
 
 
-def test_an_agent_and_a_gateway_never_import_torch() -> None:
+def test_an_agent_and_a_gateway_never_import_torch_or_what_draws_tables() -> None:
     code = (
         "import sys, hetertrain_vehicle.agent, hetertrain_vehicle.trainer_process, "
-        "hetertrain_edge.service; sys.exit('torch' in sys.modules)"
+        "hetertrain_edge.service; sys.exit(bool({'torch', 'rich'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
