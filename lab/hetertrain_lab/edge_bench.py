@@ -87,10 +87,6 @@ WAYS = (
     Way("no gateway", {"count": 0}),
     Way("exact, 500 Mbit/s", {"count": 1, "rate_bits_per_second": (5e8, 5e8)}),
     Way(
-        "bundle, 500 Mbit/s",
-        {"count": 1, "rate_bits_per_second": (5e8, 5e8), "forward": "bundle"},
-    ),
-    Way(
         "encoded, 50 Mbit/s",
         {"count": 1, "rate_bits_per_second": (5e7, 5e7), "forward": "encoded"},
     ),

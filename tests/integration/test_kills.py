@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hetertrain.core.aggregator import PartialArrived, UpdateArrived
+from hetertrain.core.aggregator import BundleArrived, PartialArrived, UpdateArrived
 from hetertrain.task import layout_of, load_task
 from hetertrain.transport.inbox import Inbox
 from hetertrain.transport.outbox import Outbox
@@ -96,6 +96,8 @@ class Job:
                         keys.add((update.node, update.seq))
                     case PartialArrived(partial=partial):
                         keys |= partial.contributions.keys()
+                    case BundleArrived(updates=updates):
+                        keys |= {(update.node, update.seq) for update in updates}
             inbox.close()
         return keys
 

@@ -27,6 +27,8 @@ SECONDS = float(os.environ.get("HETERTRAIN_ROADS_SECONDS", "45"))
 NUM_VEHICLES = int(os.environ.get("HETERTRAIN_ROADS_VEHICLES", "5"))
 SEED = int(os.environ.get("HETERTRAIN_SEED", "1"))
 CELLS = ("edge-0", "edge-1")
+FORMS = ("bundle", "encoded")
+"""In which each cell's work goes to the cloud."""
 TARGET_R2 = 0.8 if SECONDS > 300 else 0.3
 """The short form is over before the model is good."""
 RULE = "Vehicle.Speed < 1"
@@ -117,8 +119,9 @@ def test_each_acknowledged_update_of_a_fleet_on_the_road_is_in_the_model_exactly
     rng = random.Random(SEED)
     sys.stderr.write(f"roads: seed {SEED}\n")
     fleet.create_job(sync_seconds=10.0, cut_seconds=3.0, train_when=[RULE])
-    for cell in CELLS:
-        fleet.spawn(cell, "edge", "--config", str(fleet.enrol(cell, "edge")))
+    for cell, form in zip(CELLS, FORMS, strict=True):
+        config = str(fleet.enrol(cell, "edge"))
+        fleet.spawn(cell, "edge", "--config", config, "--forward", form)
     vehicles = [Vehicle(fleet, index) for index in range(NUM_VEHICLES)]
     wait_until(lambda: len(counted(fleet)) >= NUM_VEHICLES, "the first updates", seconds=300)
 
