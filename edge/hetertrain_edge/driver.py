@@ -209,7 +209,7 @@ class GatewayDriver:
         policy = terms.policy
         gate = Gate(head.layout, head.size, len(head.integers), policy.max_lag, head.lineage)
         combiner = Combiner(gate, policy, terms.weights, head.version, dict(terms.statistics))
-        combiner.bytes_max = self._forwarding.updates_bytes_max
+        combiner.bytes_max = self._forwarding.updates_bytes_max(head.size)
         combiner.makes_local = self._local.after_seconds is not None
         for state in self.cell.downlink.nodes.values():
             combiner.members.seen(state.node, state.active)

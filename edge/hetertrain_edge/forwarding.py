@@ -40,6 +40,7 @@ from hetertrain.wire.contents import (
     pack_partial,
     unpack_as,
 )
+from hetertrain.wire.downlink import payload_bytes_max
 from hetertrain.wire.frames import PartialContent, UpdateContent, pack_head, unpack
 
 BUNDLE_BYTES_MAX = 64 << 20
@@ -99,10 +100,11 @@ class Forwarding:
         self._next: Vector | None = None
         """What it will be once the partial in flight is settled."""
 
-    @property
-    def updates_bytes_max(self) -> int | None:
-        """How much the updates of one partial may take; None: that does not matter."""
-        return BUNDLE_BYTES_MAX if self.form is Form.BUNDLE else None
+    def updates_bytes_max(self, num_parameters: int) -> int | None:
+        """Return how much the updates of one partial may take; None: that does not matter."""
+        if self.form is not Form.BUNDLE:
+            return None
+        return min(BUNDLE_BYTES_MAX, payload_bytes_max(num_parameters))
 
     def write(self, passage: Passage, updates: Callable[[], Sequence[bytes]]) -> bytes:
         """Return the content; ``updates``: reads the frames of the partial's updates."""

@@ -19,7 +19,7 @@ from hetertrain.core.gate import Gate, Outcome, Verdict
 from hetertrain.core.members import FlushSettled, MemberSeen
 from hetertrain.core.policy import SYNC_PRESETS, Statistics, WeightPolicy
 from hetertrain.core.update import Contribution, Group, Partial, cut
-from hetertrain.wire.contents import pack_partial
+from hetertrain.wire.contents import pack_partial, pack_update
 from tests.builders import LAYOUT, SIZE, make_aggregator, make_checkpoint, make_update
 
 SAP = replace(SYNC_PRESETS["sap"], sync_quorum=1.0, sync_deadline_seconds=3.0)
@@ -200,3 +200,16 @@ def test_a_cell_that_is_served_an_older_version_after_a_power_cut_is_not_refused
     combiner.handle(VersionAnnounced(201, {201: Statistics()}, None), 3.0)
     late = combiner.handle(UpdateArrived(make_update("n0", 3, base_version=7)), 4.0)
     assert late.verdicts[0].outcome is Outcome.REJECTED
+
+
+def test_updates_that_go_up_one_by_one_are_sealed_before_the_cloud_takes_no_more() -> None:
+    combiner = make_combiner()
+    combiner.is_in_flight, combiner.bytes_max = True, 3000
+    for seq in range(1, 12):
+        combiner.handle(UpdateArrived(make_update("n0", seq)), 1.0)
+    sealed = [[*each.contributions] for each in (*combiner.sealed, combiner.open)]
+    assert len(sealed) > 2
+    assert [key for keys in sealed for key in keys] == [("n0", seq) for seq in range(1, 12)]
+    long = replace(make_update("n" * 64, 1), layout="l" * 64, lineage="r" * 64)
+    for keys in sealed:
+        assert len(keys) * len(pack_update(long)) <= combiner.bytes_max

@@ -45,8 +45,8 @@ cloud.
 """
 SEALED_AT = 1 << 15
 """A partial's head names each contribution, in 128 bytes at most: so many fit into a frame's."""
-UPDATE_HEAD_BYTES = 256
-"""An update takes about so many bytes beside its payload."""
+UPDATE_HEAD_BYTES = 512
+"""An update takes no more beside its payload, its integer buffers apart."""
 COLLECTED_MAX = CONTRIBUTIONS_MAX - SEALED_AT
 """Updates that wait for their turn; with those in flight a local cut's sums cannot overflow."""
 
@@ -370,7 +370,7 @@ class Combiner:
 
 
 def _num_bytes(update: Update) -> int:
-    return len(update.payload) + UPDATE_HEAD_BYTES
+    return len(update.payload) + UPDATE_HEAD_BYTES + 9 * len(update.integers)
 
 
 def _together(pieces: Iterable[Partial]) -> Partial:

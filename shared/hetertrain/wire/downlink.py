@@ -290,7 +290,7 @@ class Downlink:
                 self._deferred.add(begin.node)
             self._events.append(TransferDeferred(begin.node, begin.size_bytes))
             return
-        limit = self._content_bytes_max()
+        limit = payload_bytes_max(self.num_parameters) + HEADER_BYTES_MAX
         if begin.size_bytes > limit:
             raise FrameError(
                 "size", f"{begin.node} announces {begin.size_bytes} bytes; limit {limit}"
@@ -315,10 +315,10 @@ class Downlink:
         )
         return size_bytes + sum(each.begin.size_bytes for each in here) <= self.room_bytes
 
-    def _content_bytes_max(self) -> int:
-        if not self.num_parameters:
-            return 0
-        return CONTENT_GROUPS_MAX * 8 * self.num_parameters + HEADER_BYTES_MAX + (1 << 20)
+
+def payload_bytes_max(num_parameters: int) -> int:
+    """Return how much an aggregator takes at a time of a model of this size, beside a head."""
+    return CONTENT_GROUPS_MAX * 8 * num_parameters + (1 << 20)
 
 
 def _sender(topic: str) -> str:
