@@ -38,7 +38,7 @@ from hetertrain.transport.inbox import Inbox
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms
 from hetertrain.wire.downlink import Downlink
-from hetertrain.wire.frames import AggregatorStatus
+from hetertrain.wire.messages import AggregatorStatus
 from hetertrain_cloud.checkpoints import ROLLBACK_FILE, CheckpointStore, read_model
 from hetertrain_cloud.history import VERSIONS_FILE, Progress, append_line, last_line
 from hetertrain_cloud.journal import repeat, restored, write_record

@@ -21,14 +21,13 @@ from dataclasses import replace
 from hetertrain.core.tiers import TIERS
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
-from hetertrain.wire.frames import (
+from hetertrain.wire.frames import header_bytes, pack
+from hetertrain.wire.messages import (
     MEMBER_PARTS_MAX,
     MEMBERS_PART_MAX,
     CellMembers,
     Member,
     NodeState,
-    header_bytes,
-    pack,
 )
 from hetertrain.wire.uplink import Outgoing, Uplink
 

@@ -53,7 +53,8 @@ from hetertrain.wire.contents import (
     unpack_as,
 )
 from hetertrain.wire.downlink import Downlink
-from hetertrain.wire.frames import AggregatorStatus, ModelContent, pack
+from hetertrain.wire.frames import pack
+from hetertrain.wire.messages import AggregatorStatus, ModelContent
 from hetertrain.wire.uplink import (
     FrameRefused,
     JobOrdered,

@@ -41,7 +41,8 @@ from hetertrain.wire.contents import (
     unpack_as,
 )
 from hetertrain.wire.downlink import payload_bytes_max
-from hetertrain.wire.frames import PartialContent, UpdateContent, pack_head, unpack
+from hetertrain.wire.frames import pack_head, unpack
+from hetertrain.wire.messages import PartialContent, UpdateContent
 
 BUNDLE_BYTES_MAX = 64 << 20
 """A bundle is sealed before it takes more, for the cloud's memory; one update may."""

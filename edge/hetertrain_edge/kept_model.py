@@ -19,7 +19,8 @@ from hetertrain.core.update import model_digest
 from hetertrain.errors import FrameError, PayloadError, StoreError
 from hetertrain.transport.files import write_whole
 from hetertrain.wire.contents import integers_of, model_head, model_terms, unpack_as
-from hetertrain.wire.frames import ModelContent, pack_head
+from hetertrain.wire.frames import pack_head
+from hetertrain.wire.messages import ModelContent
 from hetertrain.wire.uplink import ModelReceived
 
 SAVE_SECONDS = 30.0

@@ -23,7 +23,7 @@ import numpy as np
 from hetertrain.errors import HetertrainError
 from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.transport.pipe import AgentEnd
-from hetertrain.wire.frames import TrainCommand, TrainerReady
+from hetertrain.wire.messages import TrainCommand, TrainerReady
 from hetertrain_lab.monitor import Monitor
 from hetertrain_lab.page import Rows
 from hetertrain_vehicle.settings import VehicleSettings

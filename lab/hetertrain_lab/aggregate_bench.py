@@ -43,7 +43,8 @@ from hetertrain.transport import mqtt
 from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.wire import topics
 from hetertrain.wire.contents import pack_update
-from hetertrain.wire.frames import Missing, NodeState, VerdictMessage, pack, unpack
+from hetertrain.wire.frames import pack, unpack
+from hetertrain.wire.messages import Missing, NodeState, VerdictMessage
 from hetertrain.wire.transfer import Sender
 from hetertrain.wire.uplink import HEARTBEAT_SECONDS, ModelReceived, Outgoing, Uplink, UplinkReady
 from hetertrain_cloud.service import AggregatorService, AggregatorSettings

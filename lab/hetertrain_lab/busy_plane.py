@@ -23,7 +23,8 @@ import uvicorn
 
 from hetertrain.errors import HetertrainError
 from hetertrain.service import end_with_parent
-from hetertrain.wire.frames import AggregatorStatus, NodeState, pack, unpack
+from hetertrain.wire.frames import pack, unpack
+from hetertrain.wire.messages import AggregatorStatus, NodeState
 from hetertrain_cloud.console import mount_console
 from hetertrain_cloud.console.view import LIVE_SECONDS, View
 from hetertrain_cloud.control import jobs

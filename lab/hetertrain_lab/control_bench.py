@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fastapi.testclient import TestClient
 
-from hetertrain.wire.frames import NodeState
+from hetertrain.wire.messages import NodeState
 from hetertrain_cloud.control import jobs, operators
 from hetertrain_cloud.control.api.app import build_app
 from hetertrain_cloud.control.authority import Authority

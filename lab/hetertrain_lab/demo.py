@@ -28,7 +28,7 @@ from hetertrain.errors import HetertrainError
 from hetertrain.task import Node, load_task, read_tensors
 from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.wire import topics
-from hetertrain.wire.frames import AggregatorStatus, NodeState
+from hetertrain.wire.messages import AggregatorStatus, NodeState
 from hetertrain_cloud.history import METRICS_FILE, VERSIONS_FILE
 from hetertrain_lab.fleet import Fleet, FleetPlan
 from hetertrain_lab.live import FleetView

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetertrain.wire import topics
-from hetertrain.wire.frames import AggregatorStatus, NodeState
+from hetertrain.wire.messages import AggregatorStatus, NodeState
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 SPARK_POINTS = 32

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from hetertrain.errors import FrameError
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
-from hetertrain.wire.frames import AggregatorStatus, NodeState, unpack
+from hetertrain.wire.frames import unpack
+from hetertrain.wire.messages import AggregatorStatus, NodeState
 
 
 class Monitor:

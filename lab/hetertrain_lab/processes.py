@@ -25,7 +25,7 @@ from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
-from hetertrain.wire.frames import NodeState
+from hetertrain.wire.messages import NodeState
 from hetertrain.wire.uplink import ModelReceived, Uplink
 from hetertrain_cloud.driver import JobDriver
 from hetertrain_cloud.history import Progress

@@ -27,7 +27,7 @@ from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms
 from hetertrain.wire.downlink import Downlink, DownlinkReady
-from hetertrain.wire.frames import NodeState
+from hetertrain.wire.messages import NodeState
 from hetertrain.wire.uplink import ModelReceived, Uplink
 from hetertrain_lab.page import Rows
 

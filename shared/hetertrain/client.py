@@ -39,7 +39,7 @@ from hetertrain.config import PREFIX, SECRET_WORDS, flag_name
 from hetertrain.core.layout import Integers, Role
 from hetertrain.errors import AgentError, SettingsError, TrainError
 from hetertrain.transport.pipe import TrainerEnd
-from hetertrain.wire.frames import TrainCommand, TrainedReport, TrainerReady, TrainFailed
+from hetertrain.wire.messages import TrainCommand, TrainedReport, TrainerReady, TrainFailed
 
 END_SECONDS = 15.0
 """How long the agent may take to end before it is killed."""

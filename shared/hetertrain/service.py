@@ -30,7 +30,8 @@ from hetertrain.errors import FrameError, SettingsError
 from hetertrain.transport.claim import Claim
 from hetertrain.transport.mqtt import Endpoint
 from hetertrain.wire import topics
-from hetertrain.wire.frames import NodeState, unpack
+from hetertrain.wire.frames import unpack
+from hetertrain.wire.messages import NodeState
 from hetertrain.wire.signing import Check, Sign
 from hetertrain.wire.uplink import Uplink
 

@@ -17,7 +17,8 @@ from hetertrain.core.update import Checkpoint
 from hetertrain.transport import mqtt
 from hetertrain.wire.contents import JobTerms
 from hetertrain.wire.downlink import ContentReceived, Downlink, DownlinkReady
-from hetertrain.wire.frames import Chunk, NodeState, unpack
+from hetertrain.wire.frames import unpack
+from hetertrain.wire.messages import Chunk, NodeState
 from hetertrain.wire.uplink import ModelReceived, Settled, Uplink, UplinkReady
 from tests.integration.waiting import wait_until
 

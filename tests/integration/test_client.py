@@ -19,7 +19,7 @@ import hetertrain
 from hetertrain.client import Checkpoint, Session
 from hetertrain.errors import AgentError, LayoutError, TrainError
 from hetertrain.transport.broker import EmbeddedBroker
-from hetertrain.wire.frames import NodeState
+from hetertrain.wire.messages import NodeState
 from hetertrain_lab.monitor import Monitor
 from tests.integration.waiting import wait_until
 

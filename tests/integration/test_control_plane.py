@@ -8,7 +8,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
-from hetertrain.wire.frames import NodeState
+from hetertrain.wire.messages import NodeState
 from hetertrain_cloud.control import trail
 from hetertrain_cloud.control.tables import Table
 from tests.control import PASSWORD, Bench, code

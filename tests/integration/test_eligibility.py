@@ -17,7 +17,8 @@ import pytest
 
 from hetertrain.core.eligibility import Value
 from hetertrain.transport import mqtt
-from hetertrain.wire.frames import JobOrder, NodeState, pack
+from hetertrain.wire.frames import pack
+from hetertrain.wire.messages import JobOrder, NodeState
 from hetertrain.wire.topics import order
 from hetertrain.wire.uplink import Outgoing
 from hetertrain_lab.monitor import Monitor

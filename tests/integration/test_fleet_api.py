@@ -11,7 +11,7 @@ from sqlalchemy import event, func, insert, select, text
 from sqlalchemy.exc import OperationalError
 
 from hetertrain.errors import TransportError
-from hetertrain.wire.frames import AggregatorStatus, CellMembers, Member, NodeState
+from hetertrain.wire.messages import AggregatorStatus, CellMembers, Member, NodeState
 from hetertrain_cloud.control import timeline
 from hetertrain_cloud.control.access import Rights
 from hetertrain_cloud.control.changes import Change

@@ -25,7 +25,8 @@ from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import read_pending
 from hetertrain.wire import topics
 from hetertrain.wire.contents import unpack_as
-from hetertrain.wire.frames import (
+from hetertrain.wire.frames import unpack
+from hetertrain.wire.messages import (
     Begin,
     Chunk,
     Flushed,
@@ -33,7 +34,6 @@ from hetertrain.wire.frames import (
     NodeState,
     UpdateContent,
     VerdictMessage,
-    unpack,
 )
 from tests.integration.canary_task import CANARY, FILE, PERSONAL
 from tests.integration.mosquitto import Mosquitto

@@ -10,7 +10,7 @@ import pytest
 
 from hetertrain.cell import Refusal
 from hetertrain.logging import silent_logger
-from hetertrain.wire.frames import AggregatorStatus
+from hetertrain.wire.messages import AggregatorStatus
 from hetertrain_cloud.history import METRICS_FILE, VERSIONS_FILE, append_line
 from hetertrain_cloud.refusals import RefusalLog
 from tests.control import JOB, Bench, control_plane

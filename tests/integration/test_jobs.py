@@ -11,7 +11,7 @@ from safetensors.numpy import load
 
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.update import Checkpoint
-from hetertrain.wire.frames import AggregatorStatus, NodeState
+from hetertrain.wire.messages import AggregatorStatus, NodeState
 from hetertrain_cloud.checkpoints import CheckpointStore
 from hetertrain_cloud.history import append_line
 from tests.control import JOB, TASK, Bench, code

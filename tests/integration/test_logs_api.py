@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from hetertrain.wire.frames import CellMembers, LogLines, Member, NodeState
+from hetertrain.wire.messages import CellMembers, LogLines, Member, NodeState
 from hetertrain_cloud.control.log_desk import LogDesk
 from tests.control import Bench, code
 

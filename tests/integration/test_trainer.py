@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hetertrain.transport.pipe import AgentEnd
-from hetertrain.wire.frames import TrainCommand, TrainerReady
+from hetertrain.wire.messages import TrainCommand, TrainerReady
 from hetertrain_vehicle.settings import VehicleSettings
 from hetertrain_vehicle.trainer_process import TrainerProcess
 from tests.integration.waiting import wait_until

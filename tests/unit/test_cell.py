@@ -12,7 +12,8 @@ from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, pack_update
 from hetertrain.wire.downlink import Downlink
-from hetertrain.wire.frames import Begin, Chunk, VerdictMessage, pack, unpack
+from hetertrain.wire.frames import pack, unpack
+from hetertrain.wire.messages import Begin, Chunk, VerdictMessage
 from hetertrain.wire.transfer import content_digest
 from hetertrain.wire.uplink import Outgoing
 from tests.builders import LAYOUT, SIZE, make_update

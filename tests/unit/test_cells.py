@@ -10,14 +10,13 @@ from hetertrain.core.tiers import TIERS
 from hetertrain.errors import FrameError
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
-from hetertrain.wire.frames import (
+from hetertrain.wire.frames import pack, unpack
+from hetertrain.wire.messages import (
     MEMBER_PARTS_MAX,
     MEMBERS_PART_MAX,
     CellMembers,
     Member,
     NodeState,
-    pack,
-    unpack,
 )
 from hetertrain.wire.uplink import Outgoing, Uplink
 from hetertrain_cloud.control.cells import CELL_NODES_MAX, REPORT_SECONDS_MAX

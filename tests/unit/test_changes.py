@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetertrain.core.eligibility import first_unmet, parse_rules, rule_of
-from hetertrain.wire.frames import NOT_ELIGIBLE, NodeState
+from hetertrain.wire.messages import NOT_ELIGIBLE, NodeState
 from hetertrain_cloud.control import changes
 from hetertrain_cloud.control.changes import COALESCE_SECONDS, Change, PendingChanges, held_by
 from hetertrain_cloud.control.live import ONLINE_SECONDS, TALLY_NODES_MIN, LiveFilter, LiveFleet

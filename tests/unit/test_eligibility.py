@@ -18,7 +18,8 @@ from hetertrain.core.eligibility import (
     parse_rules,
 )
 from hetertrain.logging import silent_logger
-from hetertrain.wire.frames import JobOrder, pack
+from hetertrain.wire.frames import pack
+from hetertrain.wire.messages import JobOrder
 from hetertrain_vehicle.budgets import CLOCK_SET, FILE, SAVE_SECONDS, Ledger, Limits
 from hetertrain_vehicle.permission import Permission, Permissions
 from hetertrain_vehicle.signals import SignalsHeard, SignalTable, network_type, read_signals

@@ -12,14 +12,8 @@ import pytest
 from hetertrain.core.worker import State
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
-from hetertrain.wire.frames import (
-    NOT_ELIGIBLE,
-    AggregatorStatus,
-    JobOrder,
-    NodeState,
-    pack,
-    unpack,
-)
+from hetertrain.wire.frames import pack, unpack
+from hetertrain.wire.messages import NOT_ELIGIBLE, AggregatorStatus, JobOrder, NodeState
 from hetertrain_cloud.control.explanation import CHECKS, TITLES, explain
 from hetertrain_cloud.control.node_situation import JobSituation, Situation
 from tests.unit.test_vehicle_driver import Wire, at_work

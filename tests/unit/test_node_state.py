@@ -18,7 +18,8 @@ from hetertrain.logging import silent_logger
 from hetertrain.service import first_state, resident_mib
 from hetertrain.transport.inbox import Inbox
 from hetertrain.wire import topics
-from hetertrain.wire.frames import NodeState, header_bytes, normal, pack, unpack
+from hetertrain.wire.frames import header_bytes, normal, pack, unpack
+from hetertrain.wire.messages import NodeState
 from hetertrain_edge.service import EdgeSettings
 from hetertrain_edge.traffic import MonthTraffic
 from hetertrain_vehicle.driver import Circumstances

@@ -15,13 +15,8 @@ import pytest
 from hetertrain.errors import FrameError, LayoutError
 from hetertrain.transport import pipe
 from hetertrain.transport.pipe import AgentEnd, TrainerEnd
-from hetertrain.wire.frames import (
-    MemoryShared,
-    TrainCommand,
-    TrainedReport,
-    TrainerReady,
-    pack,
-)
+from hetertrain.wire.frames import pack
+from hetertrain.wire.messages import MemoryShared, TrainCommand, TrainedReport, TrainerReady
 
 SIZE = 5
 REPORT = TrainedReport(steps=3, seconds=0.1, loss=0.5, integers=())

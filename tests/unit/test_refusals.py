@@ -20,7 +20,8 @@ from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.contents import pack_update
 from hetertrain.wire.downlink import Downlink
-from hetertrain.wire.frames import Begin, Chunk, NodeState, pack
+from hetertrain.wire.frames import pack
+from hetertrain.wire.messages import Begin, Chunk, NodeState
 from hetertrain.wire.transfer import content_digest
 from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.driver import JobDriver

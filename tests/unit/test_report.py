@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hetertrain.wire.frames import AggregatorStatus, NodeState
+from hetertrain.wire.messages import AggregatorStatus, NodeState
 from hetertrain_lab.live import FleetView, human_bytes, sparkline
 from hetertrain_lab.report import (
     Curve,

@@ -25,7 +25,8 @@ from hetertrain.wire.downlink import (
     NodeGone,
     TransferDeferred,
 )
-from hetertrain.wire.frames import Begin, Flushed, Missing, NodeState, Sync, pack, unpack
+from hetertrain.wire.frames import pack, unpack
+from hetertrain.wire.messages import Begin, Flushed, Missing, NodeState, Sync
 from hetertrain.wire.signing import Check, Sign, check_signature, signed
 from hetertrain.wire.transfer import Receiver, Sender
 from hetertrain.wire.uplink import (

@@ -30,8 +30,8 @@ from hetertrain.transport.database import own_directory
 from hetertrain.transport.outbox import Outbox
 from hetertrain.transport.pipe import AgentEnd
 from hetertrain.wire import topics
-from hetertrain.wire.frames import TrainCommand, TrainedReport, TrainerReady, TrainFailed
 from hetertrain.wire.log_share import LogShare
+from hetertrain.wire.messages import TrainCommand, TrainedReport, TrainerReady, TrainFailed
 from hetertrain.wire.uplink import Uplink
 from hetertrain_vehicle.budgets import Ledger
 from hetertrain_vehicle.driver import Circumstances, VehicleDriver

@@ -33,7 +33,7 @@ from hetertrain.transport import mqtt
 from hetertrain.transport.newest import NewestNote
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire.contents import pack_update, unpack_update
-from hetertrain.wire.frames import NOT_ELIGIBLE, TrainerReady
+from hetertrain.wire.messages import NOT_ELIGIBLE, TrainerReady
 from hetertrain.wire.uplink import (
     FrameRefused,
     JobOrdered,

@@ -14,7 +14,7 @@ from hetertrain.errors import SettingsError
 from hetertrain.service import BrokerSettings, first_state
 from hetertrain.transport.mqtt import Endpoint
 from hetertrain.wire import topics
-from hetertrain.wire.frames import NodeState
+from hetertrain.wire.messages import NodeState
 from hetertrain_vehicle.budgets import Limits
 
 Rules = Annotated[tuple[str, ...], AfterValidator(check_rules)]

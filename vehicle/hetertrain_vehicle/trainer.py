@@ -25,7 +25,8 @@ from hetertrain.core.layout import Integers, ParameterLayout, Vector
 from hetertrain.errors import TaskError, TrainError
 from hetertrain.task import Batch, Node, Task, layout_of, load_task, read_tensors, write_tensors
 from hetertrain.transport.pipe import TrainerEnd
-from hetertrain.wire.frames import TrainCommand, TrainedReport, TrainerReady, TrainFailed, pack
+from hetertrain.wire.frames import pack
+from hetertrain.wire.messages import TrainCommand, TrainedReport, TrainerReady, TrainFailed
 from hetertrain_vehicle.duty import DutyCycle
 
 

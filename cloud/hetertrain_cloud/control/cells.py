@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hetertrain.wire.frames import CellMembers, Member, NodeState
+from hetertrain.wire.messages import CellMembers, Member, NodeState
 
 REPORT_SECONDS_MIN = 1.0
 """Reports that follow each other faster are dropped."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hetertrain.core.eligibility import rule_of
-from hetertrain.wire.frames import NOT_ELIGIBLE, NodeState
+from hetertrain.wire.messages import NOT_ELIGIBLE, NodeState
 
 COALESCE_SECONDS = 10.0
 """Of one node one event of a kind is told in so long."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hetertrain.wire import topics
-from hetertrain.wire.frames import NOT_ELIGIBLE, NodeState
+from hetertrain.wire.messages import NOT_ELIGIBLE, NodeState
 from hetertrain_cloud.control.changes import (
     LINK_CLOSED,
     TRAIN_FAILED,

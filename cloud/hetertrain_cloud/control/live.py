@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 
-from hetertrain.wire.frames import NOT_ELIGIBLE, AggregatorStatus, CellMembers, NodeState
+from hetertrain.wire.messages import NOT_ELIGIBLE, AggregatorStatus, CellMembers, NodeState
 from hetertrain_cloud.control.cells import REPORT_SECONDS_MAX, Cell, state_of
 from hetertrain_cloud.control.changes import Change, PendingChanges, changes, doing_of, held_by
 

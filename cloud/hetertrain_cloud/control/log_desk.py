@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hetertrain.wire.frames import LogLines
 from hetertrain.wire.log_share import ANSWER_SECONDS_MIN
+from hetertrain.wire.messages import LogLines
 from hetertrain_cloud.control.problems import ProblemError
 
 ANSWER_SECONDS = 4.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetertrain.wire import topics
-from hetertrain.wire.frames import AggregatorStatus, NodeState
+from hetertrain.wire.messages import AggregatorStatus, NodeState
 from hetertrain_cloud.control.live import LiveFleet
 from hetertrain_cloud.control.tables import Job, Node
 

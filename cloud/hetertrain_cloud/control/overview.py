@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session as Transaction
 
-from hetertrain.wire.frames import NOT_ELIGIBLE, NodeState
+from hetertrain.wire.messages import NOT_ELIGIBLE, NodeState
 from hetertrain_cloud.control.changes import doing_of, held_by
 from hetertrain_cloud.control.live import OFFLINE, LiveFleet
 from hetertrain_cloud.control.tables import Node

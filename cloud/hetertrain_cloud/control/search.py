@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session as Transaction
 
-from hetertrain.wire.frames import NodeState
+from hetertrain.wire.messages import NodeState
 from hetertrain_cloud.control.live import LiveFilter, LiveFleet
 from hetertrain_cloud.control.tables import Node
 

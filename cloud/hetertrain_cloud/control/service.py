@@ -24,15 +24,14 @@ from hetertrain.security import Signer, write_private
 from hetertrain.service import Mailbox, Stop
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
-from hetertrain.wire.frames import (
+from hetertrain.wire.frames import pack, unpack
+from hetertrain.wire.messages import (
     AggregatorStatus,
     CellMembers,
     JobOrder,
     LogLines,
     LogRequest,
     NodeState,
-    pack,
-    unpack,
 )
 from hetertrain.wire.signing import signed
 from hetertrain.wire.uplink import Outgoing

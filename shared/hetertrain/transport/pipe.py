@@ -30,15 +30,14 @@ import numpy as np
 
 from hetertrain.core.layout import Vector
 from hetertrain.errors import FrameError, LayoutError
-from hetertrain.wire.frames import (
+from hetertrain.wire.frames import pack, unpack
+from hetertrain.wire.messages import (
     InterruptCommand,
     MemoryShared,
     TrainCommand,
     TrainedReport,
     TrainerReady,
     TrainFailed,
-    pack,
-    unpack,
 )
 
 VECTOR_SIZE_MAX = 1 << 31

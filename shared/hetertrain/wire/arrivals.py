@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from hetertrain.core.tiers import Tier
 from hetertrain.errors import FrameError
-from hetertrain.wire.frames import Begin, Chunk, Missing
+from hetertrain.wire.messages import Begin, Chunk, Missing
 from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Receiver
 
 MODEL_BYTES_MAX = 1 << 32

@@ -23,7 +23,8 @@ from hetertrain.errors import FrameError
 from hetertrain.wire import topics
 from hetertrain.wire.chain import Chain, Newest, Offer
 from hetertrain.wire.contents import JobTerms, model_head
-from hetertrain.wire.frames import Begin, ModelContent, NodeState, TierConfirmed, pack_head
+from hetertrain.wire.frames import pack_head
+from hetertrain.wire.messages import Begin, ModelContent, NodeState, TierConfirmed
 from hetertrain.wire.signing import Sign, signed
 from hetertrain.wire.traffic import Traffic
 from hetertrain.wire.transfer import RETRY_SECONDS_MIN, Content, chunk_bytes_for

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from hetertrain.core.tiers import Tier
 from hetertrain.core.update import Checkpoint
-from hetertrain.wire.frames import Begin, Chunk, Message
+from hetertrain.wire.messages import Begin, Chunk, Message
 from hetertrain.wire.transfer import Content
 
 FLOAT_BYTES = 4

@@ -16,15 +16,14 @@ from hetertrain.core.layout import Integers
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
 from hetertrain.core.update import DELTA_MAX, Contribution, Group, Partial, Update
 from hetertrain.errors import FrameError, PayloadError
-from hetertrain.wire.frames import (
+from hetertrain.wire.frames import pack, unpack
+from hetertrain.wire.messages import (
     BundleContent,
     Message,
     ModelContent,
     PartialContent,
     UpdateContent,
     VerdictMessage,
-    pack,
-    unpack,
 )
 
 M = TypeVar("M", bound=Message)

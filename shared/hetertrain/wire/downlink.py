@@ -16,19 +16,8 @@ from hetertrain.errors import FrameError
 from hetertrain.wire import topics
 from hetertrain.wire.broadcast import Broadcaster
 from hetertrain.wire.contents import JobTerms, verdict_message
-from hetertrain.wire.frames import (
-    HEADER_BYTES_MAX,
-    Begin,
-    Chunk,
-    Flushed,
-    Message,
-    Missing,
-    NodeState,
-    Pull,
-    Sync,
-    pack,
-    unpack,
-)
+from hetertrain.wire.frames import HEADER_BYTES_MAX, pack, unpack
+from hetertrain.wire.messages import Begin, Chunk, Flushed, Message, Missing, NodeState, Pull, Sync
 from hetertrain.wire.signing import Check, Sign, check_signature, signed
 from hetertrain.wire.traffic import Traffic
 from hetertrain.wire.transfer import Receiver

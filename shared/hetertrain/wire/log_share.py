@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hetertrain.wire.frames import LOG_LINE_CHARACTERS_MAX, LOG_LINES_MAX, LogLines, LogRequest
+from hetertrain.wire.messages import LOG_LINE_CHARACTERS_MAX, LOG_LINES_MAX, LogLines, LogRequest
 
 ANSWER_SECONDS_MIN = 2.0
 """Requests that come faster are not answered."""

@@ -17,15 +17,8 @@ from typing import TypeVar
 
 from hetertrain.errors import FrameError
 from hetertrain.wire import topics
-from hetertrain.wire.frames import (
-    Begin,
-    JobOrder,
-    LogRequest,
-    ModelContent,
-    Sync,
-    header_bytes,
-    normal,
-)
+from hetertrain.wire.frames import header_bytes, normal
+from hetertrain.wire.messages import Begin, JobOrder, LogRequest, ModelContent, Sync
 
 CLOUD_SIGNER = "aggregator"
 CONTROL_SIGNER = "control"

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetertrain.errors import FrameError
-from hetertrain.wire.frames import Begin, Chunk, Message
+from hetertrain.wire.messages import Begin, Chunk, Message
 
 RETRY_SECONDS_MIN = 5.0
 FRAME_BYTES_MAX = 1024

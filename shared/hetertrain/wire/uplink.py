@@ -27,7 +27,9 @@ from hetertrain.errors import FrameError, LayoutError, PayloadError
 from hetertrain.wire import topics
 from hetertrain.wire.arrivals import Arrivals
 from hetertrain.wire.contents import JobTerms, model_terms, read_verdict, unpack_as
-from hetertrain.wire.frames import (
+from hetertrain.wire.frames import pack, unpack
+from hetertrain.wire.log_share import LogShare
+from hetertrain.wire.messages import (
     Begin,
     Chunk,
     Flushed,
@@ -41,10 +43,7 @@ from hetertrain.wire.frames import (
     Sync,
     TierConfirmed,
     VerdictMessage,
-    pack,
-    unpack,
 )
-from hetertrain.wire.log_share import LogShare
 from hetertrain.wire.signing import Check, Sign, Signable, check_signature, signed
 from hetertrain.wire.transfer import Sender, chunk_bytes_for
 
