@@ -9,6 +9,7 @@ leaves the inbox once the cloud has said that it has it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
@@ -63,29 +64,29 @@ class Backlog:
         self._recollect(combiner, None if pending is None else pending.seq, now)
         if pending is None:
             return None
-        in_flight = combiner.take_up(map(unpack_update, self._read(pending.seq)))
+        in_flight = combiner.take_up(self._updates(pending.seq))
         self._forwarding.take_up(pending.seq, pending.content, in_flight)
         return pending.seq, pending.content
 
     def _recollect(self, combiner: Combiner, in_flight: int | None, now: float) -> None:
         """Take back all that is not in flight, section by section, the oldest first."""
         marks = self.inbox.marks()
-        for mark in marks:
+        for mark in list(marks):
             if mark > _OPEN and mark != in_flight:
                 # The crash came before its partial was in the outbox.
                 marks.insert(0, min(marks[0], _OPEN) - 1)
                 self.inbox.remark(mark, marks[0])
         for mark in reversed([mark for mark in marks if mark < _OPEN]):
-            combiner.recollect(map(unpack_update, self._read(mark)), now)
+            combiner.recollect(self._updates(mark), now)
             if combiner.open.contributions:
                 combiner.seal()
                 self._sealed.append(mark)
             else:
                 self.inbox.forget(mark, mark)
-        combiner.recollect(map(unpack_update, self._read(_OPEN)), now)
+        combiner.recollect(self._updates(_OPEN), now)
 
-    def _read(self, mark: int) -> list[bytes]:
-        return list(self.inbox.read(mark, mark))
+    def _updates(self, mark: int) -> Iterator[Update]:
+        return map(unpack_update, self.inbox.read(mark, mark))
 
     @property
     def is_commit_due(self) -> bool:
@@ -130,7 +131,7 @@ class Backlog:
             budget_bytes,
             self.inbox.bytes_of(mark),
         )
-        content = self._forwarding.write(passage, lambda: self._read(mark))
+        content = self._forwarding.write(passage, self.inbox.read(mark, mark))
         self.inbox.remark(mark, seq)
         if forward.is_sealed:
             self._sealed.popleft()
@@ -138,13 +139,16 @@ class Backlog:
         return seq, content
 
     def take_back(self, verdict: Verdict, combiner: Combiner) -> list[Update]:
-        """Collect the updates of a refused partial again, but for those that the cloud has."""
-        updates = [unpack_update(content) for content in self._read(verdict.seq)]
-        kept = [each for each in updates if (each.node, each.seq) not in verdict.known]
-        if not combiner.has_room_for(kept):
+        """Collect the updates of a refused partial again, but for those that the cloud has; return
+        them, to be merged again.
+        """
+        kept = [u for u in self._updates(verdict.seq) if (u.node, u.seq) not in verdict.known]
+        # After a kill some are there already; and another run has no use for any.
+        missing = [u for u in kept if combiner.has_use_for(u)]
+        if not combiner.has_room_for(missing):
             combiner.seal()
             self.seal()
-        self.inbox.append(_OPEN, [pack_update(update) for update in kept])
+        self.inbox.append(_OPEN, [pack_update(update) for update in missing])
         return kept
 
     def settle(self, seq: int) -> None:

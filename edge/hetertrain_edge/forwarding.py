@@ -17,7 +17,7 @@ updates in the inbox and what the partial has of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -34,7 +34,6 @@ from hetertrain.core.update import DELTA_MAX, Group, Partial
 from hetertrain.errors import FrameError, PayloadError
 from hetertrain.transport.files import write_whole
 from hetertrain.wire.contents import (
-    ENCODED_GROUPS_MAX,
     group_payloads,
     pack_bundle,
     pack_partial,
@@ -94,10 +93,10 @@ class Forwarding:
         """The last partial that the residual is after."""
         self._residual: Vector | None = None
         """In examples times delta; None: nothing was left out."""
-        if form is Form.ENCODED:
+        if self._path.exists():
             self._residual = self._load()
-        elif self._path.exists():
-            log.warning("residual_unused", reason=f"it goes up once partials are {Form.ENCODED}")
+            if form is not Form.ENCODED:
+                log.warning("residual_waits", reason="it goes up once partials are encoded again")
         self._next: Vector | None = None
         """What it will be once the partial in flight is settled."""
 
@@ -107,28 +106,29 @@ class Forwarding:
             return None
         return min(BUNDLE_BYTES_MAX, payload_bytes_max(num_parameters))
 
-    def write(self, passage: Passage, updates: Callable[[], Sequence[bytes]]) -> bytes:
-        """Return the content; ``updates``: reads the frames of the partial's updates."""
+    def write(self, passage: Passage, frames: Iterable[bytes]) -> bytes:
+        """Return the content. ``frames``: of updates, the partial's among them; they are read where
+        it takes them.
+        """
         partial, seq = passage.partial, passage.seq
         are_less = passage.updates_bytes < min(passage.sums_bytes, BUNDLE_BYTES_MAX)
         if self.form is Form.BUNDLE or (self.form is Form.EXACT and are_less):
             bases = {v: s for v, s in passage.statistics.items() if v in partial.groups}
-            return pack_bundle(self._node, seq, passage.sync, updates(), passage.lineage, bases)
+            mine = _frames_of(partial, frames)
+            return pack_bundle(self._node, seq, passage.sync, mine, passage.lineage, bases)
         payloads: list[bytes] = []
-        if self.form is Form.ENCODED and len(partial.groups) <= ENCODED_GROUPS_MAX:
+        if self.form is Form.ENCODED:
             payloads = self._encode(partial, passage.lineage, passage.budget_bytes)
         return pack_partial(self._node, seq, passage.sync, partial, passage.lineage, payloads)
 
     def take_up(self, seq: int, content: bytes, partial: Partial) -> None:
         """Find out, after a restart, what the content in flight has left out of its sums."""
-        if self.form is not Form.ENCODED:
-            return
+        head, payload = unpack(content)
+        if not isinstance(head, PartialContent) or not head.group_bytes:
+            return  # It leaves nothing out.
         if seq == self._seq:
             self._next = self._residual  # It was settled, and the crash came after that.
             return
-        head, payload = unpack(content)
-        if not isinstance(head, PartialContent) or not head.group_bytes:
-            return  # It was written in another form.
         bases = [base for base, _ in head.groups]
         if set(bases) != partial.groups.keys():
             self._log.error("residual_lost", reason="updates of the partial in flight are missing")
@@ -195,7 +195,7 @@ class Forwarding:
         if kept is not None and (kept.size != size or self._lineage != lineage):
             # It was learnt on models that no longer exist.
             self._log.warning("residual_dropped", lineage=self._lineage)
-            kept = None
+            kept = self._residual = None
         self._lineage = lineage
         return np.zeros(size, np.float32) if kept is None else kept
 
@@ -225,6 +225,17 @@ class Forwarding:
         )
         start, values = codec.whole(self._residual)
         write_whole(self._path, (pack_head(head, start, values), start, values))
+
+
+def _frames_of(partial: Partial, frames: Iterable[bytes]) -> list[bytes]:
+    """Return those of the partial's updates, each once."""
+    found = {}
+    for frame in frames:
+        head, _ = unpack_as(UpdateContent, frame)
+        key = (head.node, head.seq)
+        if key in partial.contributions:
+            found[key] = frame
+    return list(found.values())
 
 
 def _floats(group: Group) -> NDArray[np.float32]:

@@ -13,11 +13,10 @@ from hetertrain.core.aggregator import BundleArrived, PartialArrived, UpdateArri
 from hetertrain.core.gate import Outcome, Reason
 from hetertrain.core.members import MemberSeen
 from hetertrain.core.policy import Statistics, WeightPolicy
-from hetertrain.core.update import Group, Partial, Update
+from hetertrain.core.update import GROUPS_MAX, Partial, Update
 from hetertrain.errors import FrameError
 from hetertrain.logging import silent_logger
 from hetertrain.wire.contents import (
-    ENCODED_GROUPS_MAX,
     pack_bundle,
     pack_partial,
     pack_update,
@@ -64,7 +63,7 @@ class Gateway:
 
     def write(self, partial: Partial, budget_bytes: int = BUDGET_BYTES, lineage: str = "") -> bytes:
         passage = Passage(self.seq, None, partial, lineage, {}, budget_bytes, self.updates_bytes)
-        return self.forwarding.write(passage, lambda: [pack_update(make_update("n0", 1))])
+        return self.forwarding.write(passage, [pack_update(make_update("n0", 1))])
 
     def settled(self, outcome: Outcome = Outcome.MERGED) -> None:
         self.forwarding.settled(self.seq, outcome)
@@ -144,7 +143,24 @@ def test_what_cannot_be_used_or_is_of_another_run_is_not_carried_on(gateway: Gat
     fresh.directory.mkdir()
     assert gateway.write(partial) == fresh.write(partial)
     gateway.settled()
-    assert gateway.write(partial, lineage="another") == fresh.write(partial, lineage="another")
+    for _ in range(2):  # Refused once, and put together again.
+        assert gateway.write(partial, lineage="another") == fresh.write(partial, lineage="another")
+        gateway.settled(Outcome.REJECTED)
+
+
+def test_another_form_leaves_the_residual_for_later_and_counts_it_once(gateway: Gateway) -> None:
+    done, sent = np.zeros(LARGE), np.zeros(LARGE)
+    for form in (Form.ENCODED, Form.EXACT, Form.ENCODED):
+        partial = gateway.some_work()
+        content = gateway.write(partial, budget_bytes=LARGE)
+        gateway.form = {Form.ENCODED: Form.EXACT, Form.EXACT: Form.ENCODED}[form]
+        gateway.restart()
+        gateway.forwarding.take_up(gateway.seq, content, partial)
+        gateway.settled()
+        done, sent = done + work_in(partial), sent + carried(content)
+    residual = gateway.forwarding._residual
+    assert residual is not None
+    np.testing.assert_allclose(sent + residual, done, rtol=1e-4, atol=0.5)
 
 
 def test_exact_partials_go_up_in_whichever_form_is_less(tmp_path: Path) -> None:
@@ -226,7 +242,7 @@ def sums(value: float, size: int = SIZE) -> bytes:
         encoded([sums(1.0), sums(1.0)]),
         encoded([sums(1.0)], num_groups=2),
         encoded([b"broken"]),
-        encoded([sums(1.0)] * (ENCODED_GROUPS_MAX + 1), num_groups=ENCODED_GROUPS_MAX + 1),
+        encoded([sums(1.0)] * (GROUPS_MAX + 1), num_groups=GROUPS_MAX + 1),
         pack_bundle("gateway", 1, None, [], "", {}),
         pack_bundle("gateway", 1, None, [pack_update(make_update("n0", 1))] * 2, "", {}),
         pack_bundle("gateway", 1, None, [b"broken"], "", {}),
@@ -237,17 +253,26 @@ def test_malformed_sums_and_bundles_are_refused_as_frames(frame: bytes) -> None:
         unpack_arrival(frame, "gateway", SIZE)
 
 
+def with_norm(partial: Partial, norm: float) -> None:
+    for key, item in partial.contributions.items():
+        partial.contributions[key] = replace(item, norm=norm)
+
+
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        (lambda p: p.groups.update({0: Group(1.0, np.full(SIZE, 2**42 + 1))}), Reason.TOO_LARGE),
-        (lambda p: p.groups.update({0: Group(1.0, np.full(SIZE, -(2**43)))}), Reason.TOO_LARGE),
+        (lambda p: p.groups[0].sums.fill(2**42 + 1), Reason.TOO_LARGE),
+        (lambda p: p.groups[0].sums.fill(-(2**43)), Reason.TOO_LARGE),
+        (lambda p: setattr(p.groups[0], "unit", 1e308), Reason.PARTIAL),
+        (lambda p: setattr(p.groups[0], "unit", -1.0), Reason.PARTIAL),
+        (lambda p: with_norm(p, 1e308), Reason.NORM),
+        (lambda p: with_norm(p, -5.0), Reason.NORM),
         (lambda p: setattr(p, "integers", np.zeros(3, np.int64)), Reason.LAYOUT),
         (lambda p: setattr(p, "integers", None), Reason.LAYOUT),
     ],
 )
 def test_sums_that_could_overflow_or_do_not_fit_are_quarantined(change, code: Reason) -> None:
-    machine, partial = make_aggregator(), partial_of([make_update("n0", 1)])
+    machine, partial = make_aggregator(), partial_of([make_update("n0", 1)], cap=1 << 16)
     change(partial)
     (verdict,) = machine.handle(PartialArrived("gateway", 1, None, partial), 1.0).verdicts
     assert (verdict.outcome, verdict.finding.code) == (Outcome.QUARANTINED, code)

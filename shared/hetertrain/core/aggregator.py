@@ -15,18 +15,14 @@ sync's version. Nobody is waited for without a deadline. The machine does no IO:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetertrain.codec import FRACTION_BITS
 from hetertrain.core.gate import (
-    EXAMPLES_MAX,
-    STEPS_MAX,
     Finding,
     Gate,
     Outcome,
@@ -36,10 +32,11 @@ from hetertrain.core.gate import (
 )
 from hetertrain.core.members import FlushSettled, MemberGone, Members, MemberSeen
 from hetertrain.core.outer import OuterOptimizer
+from hetertrain.core.partial_gate import refuse_partial
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
 from hetertrain.core.update import (
     CONTRIBUTIONS_MAX,
-    DELTA_MAX,
+    OPEN_GROUPS_MAX,
     Checkpoint,
     Contribution,
     Partial,
@@ -318,7 +315,7 @@ class Aggregator:
         return Verdict(update.node, update.seq, Outcome.MERGED, hold_until_clock=hold)
 
     def _refuse_relayed(
-        self, event: PartialArrived | BundleArrived, num_updates: int
+        self, event: PartialArrived | BundleArrived, num_updates: int, bases: Set[int]
     ) -> Verdict | None:
         node, seq = event.node, event.seq
         if (node, seq) in self.seen:
@@ -327,7 +324,9 @@ class Aggregator:
             reason = f"bases {event.lineage} are not of this run, {self.gate.lineage}"
             finding = Finding(Reason.LINEAGE)
             return Verdict(node, seq, Outcome.REJECTED, reason, finding=finding)
-        if len(self.open.contributions) + num_updates > CONTRIBUTIONS_MAX:
+        num_groups = len(self.open.groups.keys() | bases)
+        is_full = num_groups > max(OPEN_GROUPS_MAX, self.policy.max_lag + 2)
+        if is_full or len(self.open.contributions) + num_updates > CONTRIBUTIONS_MAX:
             return Verdict(node, seq, Outcome.REJECTED, FULL, finding=Finding(Reason.FULL))
         return None
 
@@ -335,7 +334,9 @@ class Aggregator:
         """Examine each update as if its node had sent it here. The gateway has admitted it in time,
         so none is too late; one that was merged before is passed over.
         """
-        refusal = self._refuse_relayed(event, len(event.updates))
+        refusal = self._refuse_relayed(
+            event, len(event.updates), {update.base_version for update in event.updates}
+        )
         if refusal is not None:
             return refusal
         gate = replace(self.gate, max_lag=self.checkpoint.version)
@@ -352,10 +353,12 @@ class Aggregator:
 
     def _accept_partial(self, event: PartialArrived) -> Verdict:
         node, seq, partial = event.node, event.seq, event.partial
-        refusal = self._refuse_relayed(event, len(partial.contributions))
+        refusal = self._refuse_relayed(event, len(partial.contributions), partial.groups.keys())
         if refusal is not None:
             return refusal
-        unusable = self._refuse_partial(partial)
+        unusable = refuse_partial(
+            partial, self.gate, self.weights, self.checkpoint.version, self.statistics, self.open
+        )
         if unusable is not None:
             code, reason = unusable
             finding = Finding(code, max(partial.groups, default=None))
@@ -370,32 +373,6 @@ class Aggregator:
         self.seen.add((node, seq))
         self.members.worked(node, max(partial.groups))
         return Verdict(node, seq, Outcome.MERGED)
-
-    def _refuse_partial(self, partial: Partial) -> tuple[Reason, str] | None:
-        """Return why a partial cannot be merged, as a code and in words; None where it can."""
-        bases = Counter(item.base_version for item in partial.contributions.values())
-        if not bases or bases.keys() != partial.groups.keys():
-            return Reason.PARTIAL, "groups and contributions do not match"
-        if max(bases) > self.checkpoint.version:
-            reason = f"base version {max(bases)} is ahead of {self.checkpoint.version}"
-            return Reason.BASE_AHEAD, reason
-        if partial.integers is None or partial.integers.size != self.gate.integer_size:
-            return Reason.LAYOUT, "its integer buffers do not fit the layout"
-        for item in partial.contributions.values():
-            if item.examples > EXAMPLES_MAX or item.steps > STEPS_MAX:
-                return Reason.COUNTS, f"{item.examples} examples, {item.steps} steps of {item.node}"
-        for base, group in partial.groups.items():
-            mine = self.open.groups.get(base)
-            if group.sums.shape != (self.gate.size,):
-                return Reason.PARTIAL, f"sums of {group.sums.shape} do not fit the layout"
-            limit = bases[base] * int(DELTA_MAX) << FRACTION_BITS
-            if max(int(group.sums.max()), -int(group.sums.min())) > limit:
-                reason = f"a sum of base version {base} is over {bases[base]} times {DELTA_MAX:g}"
-                return Reason.TOO_LARGE, reason
-            if mine is not None and mine.unit != group.unit:
-                reason = f"unit {group.unit} of base version {base} is not {mine.unit}"
-                return Reason.PARTIAL, reason
-        return None
 
     def _sync_is_due(self, now: float) -> bool:
         if self.members.sync is not None:

@@ -32,6 +32,7 @@ from hetertrain.core.members import FlushSettled, MemberGone, Members, MemberSee
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
 from hetertrain.core.update import (
     CONTRIBUTIONS_MAX,
+    GROUPS_MAX,
     Checkpoint,
     Contribution,
     Partial,
@@ -182,7 +183,9 @@ class Combiner:
         """Note after a restart what is in flight, and will have its verdict; return its sum."""
         in_flight = Partial()
         for update in updates:
-            self._add(in_flight, update)
+            key = (update.node, update.seq)
+            if update.lineage == self.gate.lineage and key not in in_flight.contributions:
+                self._add(in_flight, update)
             self.seen.add((update.node, update.seq))
         self._fly(in_flight)
         return in_flight
@@ -215,6 +218,12 @@ class Combiner:
         partial, self.open, self.open_bytes, self._first_at = self.open, Partial(), 0, None
         return partial
 
+    def has_use_for(self, update: Update) -> bool:
+        """Tell whether an update accepted before is of this run, and not collected yet."""
+        key = (update.node, update.seq)
+        is_here = any(key in each.contributions for each in (self.open, *self.sealed))
+        return update.lineage == self.gate.lineage and not is_here
+
     def has_room_for(self, updates: Sequence[Update]) -> bool:
         """Tell whether the open partial can take these too; an empty one can."""
         held = len(self.open.contributions)
@@ -222,7 +231,8 @@ class Combiner:
             return True
         num_bytes = self.open_bytes + sum(map(_num_bytes, updates))
         is_within = self.bytes_max is None or num_bytes <= self.bytes_max
-        return held + len(updates) <= SEALED_AT and is_within
+        num_groups = len(self.open.groups.keys() | {update.base_version for update in updates})
+        return held + len(updates) <= SEALED_AT and is_within and num_groups <= GROUPS_MAX
 
     @property
     def num_collected(self) -> int:
@@ -269,10 +279,8 @@ class Combiner:
     def recollect(self, updates: Iterable[Update], now: float) -> None:
         """Take back updates accepted before: after a restart, or from a refused partial."""
         for update in updates:
-            if (update.node, update.seq) in self.open.contributions:
-                continue
-            if update.lineage != self.gate.lineage:
-                self.num_orphaned += 1
+            if not self.has_use_for(update):
+                self.num_orphaned += update.lineage != self.gate.lineage
                 continue
             self._add(self.open, update)
             self.open_bytes += _num_bytes(update)

@@ -25,6 +25,11 @@ from hetertrain.core.policy import Statistics, WeightPolicy
 
 DELTA_MAX = codec.VALUE_MAX
 CONTRIBUTIONS_MAX = 1 << 20
+GROUPS_MAX = 16
+"""A gateway's partial has so many base versions at most: each takes a model's memory, twice over,
+of whoever merges it."""
+OPEN_GROUPS_MAX = 128
+"""And an open version so many, or as many as may come late."""
 RUN_VALUES = 1 << 16
 """A cut computes so many values at a time, which stay in the cache."""
 DISCOUNT_MAX = 2.0

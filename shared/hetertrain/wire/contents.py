@@ -14,7 +14,7 @@ from hetertrain.core.aggregator import BundleArrived, ContentArrived, PartialArr
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.layout import Integers
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
-from hetertrain.core.update import DELTA_MAX, Contribution, Group, Partial, Update
+from hetertrain.core.update import DELTA_MAX, GROUPS_MAX, Contribution, Group, Partial, Update
 from hetertrain.errors import FrameError, PayloadError
 from hetertrain.wire.frames import pack, unpack
 from hetertrain.wire.messages import (
@@ -27,9 +27,6 @@ from hetertrain.wire.messages import (
 )
 
 M = TypeVar("M", bound=Message)
-
-ENCODED_GROUPS_MAX = 16
-"""A few bytes may stand for a whole vector of sums: so many at most come in one partial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +153,7 @@ def group_payloads(head: PartialContent, payload: memoryview) -> list[memoryview
     if not head.group_bytes:
         return []
     num_groups = len(head.groups)
-    if num_groups != len(head.group_bytes) or num_groups > ENCODED_GROUPS_MAX:
+    if num_groups != len(head.group_bytes) or num_groups > GROUPS_MAX:
         raise FrameError("content", f"{len(head.group_bytes)} payloads for {num_groups} groups")
     return _pieces(payload, head.group_bytes)
 

@@ -273,17 +273,18 @@ class Downlink:
         if receiver is not None and receiver.begin == begin:
             self._publish(topics.inbox(begin.node), Missing(seq=begin.seq), receiver.missing())
             return
-        if not self._has_room(begin.size_bytes, begin.node):
+        limit = payload_bytes_max(self.num_parameters) + HEADER_BYTES_MAX
+        if self.num_parameters and begin.size_bytes > limit:
+            raise FrameError(
+                "size", f"{begin.node} announces {begin.size_bytes} bytes; limit {limit}"
+            )
+        if not self.num_parameters or not self._has_room(begin.size_bytes, begin.node):
+            # Without a model nobody knows how large an update may be.
             self._receivers.pop(begin.node, None)
             if len(self._deferred) < RECEIVERS_MAX:
                 self._deferred.add(begin.node)
             self._events.append(TransferDeferred(begin.node, begin.size_bytes))
             return
-        limit = payload_bytes_max(self.num_parameters) + HEADER_BYTES_MAX
-        if begin.size_bytes > limit:
-            raise FrameError(
-                "size", f"{begin.node} announces {begin.size_bytes} bytes; limit {limit}"
-            )
         self._receivers.pop(begin.node, None)
         if len(self._receivers) >= RECEIVERS_MAX:
             del self._receivers[next(iter(self._receivers))]  # The oldest; its sender begins anew.

@@ -23,7 +23,7 @@ Text = Annotated[str, Field(max_length=512)]
 ShortText = Annotated[str, Field(max_length=128)]
 Digest = Annotated[str, Field(max_length=64)]
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
-Positive = Annotated[int, Field(ge=1, lt=1 << 62)]
+Integer = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Signature = Annotated[bytes, Field(max_length=128)]
 Certificate = Annotated[bytes, Field(max_length=2048)]
@@ -34,6 +34,13 @@ Rules = Annotated[
     tuple[Annotated[str, Field(max_length=RULE_CHARACTERS_MAX)], ...], Field(max_length=RULES_MAX)
 ]
 Metrics = Annotated[dict[Name, Number], Field(max_length=32)]
+FrozenStatistics = tuple[
+    Count,
+    Annotated[int, Field(ge=1, le=1 << 42)],
+    Annotated[float, Field(ge=0, le=1 << 32)],
+    Annotated[float, Field(ge=0, allow_inf_nan=False)],
+]
+"""(version, examples_cap, reference_steps, norm_median), within what updates are held to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +227,7 @@ class UpdateContent:
     layout: Digest
     lineage: Digest
     sync: Count | None
-    integers: tuple[int, ...] = ()
+    integers: tuple[Integer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +242,7 @@ class PartialContent:
     groups: tuple[tuple[Count, Number], ...]
     """(base version, unit) in the order of the payload."""
     lineage: Digest
-    integers: tuple[int, ...]
+    integers: tuple[Integer, ...]
     contributions: tuple[tuple[Name, Count, Count, Count, Count, Count, Number], ...]
     group_bytes: tuple[Count, ...] = ()
     """Of each group's payload of the codec; empty: the sums are exact."""
@@ -251,7 +258,7 @@ class BundleContent:
     seq: Count
     sync: Count | None
     lineage: Digest
-    statistics: tuple[tuple[Count, Positive, Number, Number], ...]
+    statistics: tuple[FrozenStatistics, ...]
     """Of the updates' base versions, as in a model: the cloud may have forgotten them meanwhile."""
     sizes: tuple[Count, ...]
     """Bytes of each frame."""
@@ -271,11 +278,10 @@ class ModelContent:
     lineage: Digest
     size: Annotated[int, Field(ge=1, lt=1 << 31)]
     """Number of parameters."""
-    integers: tuple[int, ...]
+    integers: tuple[Integer, ...]
     policy: SyncPolicy
     weights: WeightPolicy
-    statistics: tuple[tuple[Count, Positive, Number, Number], ...]
-    """(version, examples_cap, reference_steps, norm_median)."""
+    statistics: tuple[FrozenStatistics, ...]
     slowest: Count = 0
     """The clock of the slowest node."""
     return_seconds: Seconds = 0.0
@@ -367,7 +373,7 @@ class TrainCommand:
     steps: Count
     is_fresh: bool
     measures: bool = False
-    integers: tuple[int, ...] = ()
+    integers: tuple[Integer, ...] = ()
     """Of the start."""
     has_start: bool = False
     version: Annotated[int, Field(ge=-1)] = -1
@@ -409,7 +415,7 @@ class TrainedReport:
     steps: Count
     seconds: Seconds
     loss: Number
-    integers: tuple[int, ...]
+    integers: tuple[Integer, ...]
     metrics: Metrics = field(default_factory=dict)
     cpu_seconds: Seconds = 0.0
     """Processor time that the steps took, over all threads; 0: not measured."""
