@@ -216,7 +216,7 @@ def _status(job: str, turn: int, place: int) -> AggregatorStatus:
         updates_by_lag={0: 100 * turn, 1: 50 * turn, 2: turn},
         refused={},
         waiting_code="updates",
-        waiting_for=f"625 nodes' updates needed, {place // BEATS} present",
+        waiting_for=f"updates of 625 nodes, {place // BEATS} present",
     )
 
 

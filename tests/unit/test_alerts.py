@@ -19,7 +19,7 @@ JOB = JobSurvey(
     changed_at=LONG_AGO,
     times=EVERY_2_SECONDS,
     waiting_code="updates",
-    waiting_text="3 nodes' updates needed, 1 present",
+    waiting_text="updates of 3 nodes, 1 present",
 )
 WELL = Survey(
     now=NOW,

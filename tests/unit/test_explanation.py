@@ -295,7 +295,7 @@ def test_the_first_check_that_does_not_hold_is_named_with_what_was_found(name: s
     "situation",
     [
         WELL,
-        gateway("collecting", "2 nodes' updates needed, 1 present"),
+        gateway("collecting", "updates of 2 nodes, 1 present"),
         gateway("collecting; trains too", "the cloud's verdict on the partial in flight"),
     ],
 )

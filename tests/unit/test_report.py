@@ -126,11 +126,11 @@ def test_the_live_view_renders_before_any_message_and_shows_hostile_names_as_tex
             updates_by_lag={0: 3, 90: 1},
             refused={"quarantined": 2},
             waiting_code="updates",
-            waiting_for="3 nodes' updates needed, 1 present",
+            waiting_for="updates of 3 nodes, 1 present",
         )
     )
     shown = render(view.render(9.0))
-    for text in ("[red]n0", "[x]", "in 4 s", "3 nodes' updates needed", "quarantined 2", "0.500"):
+    for text in ("[red]n0", "[x]", "in 4 s", "updates of 3 nodes", "quarantined 2", "0.500"):
         assert text in shown
 
 

@@ -181,8 +181,8 @@ def _failure(now: Survey, job: JobSurvey) -> Iterator[Alert]:
             severity="warning",
             kind="job",
             name=job.name,
-            text=f"The aggregator of {job.name} failed and runs again; it has failed "
-            f"{job.restarts} times since the job's start.",
+            text=f"The aggregator of {job.name} failed and runs again: "
+            f"{'once' if job.restarts == 1 else f'{job.restarts} times'} since the job's start.",
             advice="See the log of the cloud for the reason. Nothing that was acknowledged is "
             "lost.",
             since=job.changed_at,

@@ -137,6 +137,12 @@ class Waiting:
     text: str
 
 
+def waiting_for_updates(need: int, have: int) -> Waiting:
+    """Say that updates of more nodes are needed for what comes next."""
+    nodes = "node" if need == 1 else "nodes"
+    return Waiting("updates", f"updates of {need} {nodes}, {have} present")
+
+
 @dataclass(frozen=True, slots=True)
 class CutRecord:
     """The journal's mark that all accepted before it became ``version``."""
@@ -483,7 +489,7 @@ class Aggregator:
         if not self.members.num_active:
             return Waiting("members", "no active node is connected")
         have = len(self.open.nodes())
-        return Waiting("updates", f"{self.nodes_for_cut} nodes' updates needed, {have} present")
+        return waiting_for_updates(self.nodes_for_cut, have)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state beside the model at a cut, as plain data for its metadata."""

@@ -26,7 +26,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetertrain import codec
-from hetertrain.core.aggregator import Pulled, SyncNotice, Tick, UpdateArrived, Waiting
+from hetertrain.core.aggregator import (
+    Pulled,
+    SyncNotice,
+    Tick,
+    UpdateArrived,
+    Waiting,
+    waiting_for_updates,
+)
 from hetertrain.core.gate import Finding, Gate, Outcome, Reason, Seen, Verdict
 from hetertrain.core.members import FlushSettled, MemberGone, Members, MemberSeen
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy
@@ -374,7 +381,7 @@ class Combiner:
         if not self.members.num_active:
             return Waiting("members", "no active node is connected")
         need = self.policy.nodes_for_cut(self.members.num_active)
-        return Waiting("updates", f"{need} nodes' updates needed, {len(self.open.nodes())} present")
+        return waiting_for_updates(need, len(self.open.nodes()))
 
 
 def _num_bytes(update: Update) -> int:
