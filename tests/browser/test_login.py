@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.looking import Looker
+from tests.browser.looking import Looker, go
 from tests.control import PASSWORD
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]  # with the start of the fleet
@@ -44,6 +44,17 @@ def test_the_login_leads_to_no_other_site(looker: Looker) -> None:
         log_in(page, PASSWORD)
         expect(page.get_by_role("heading", name="Overview", level=1)).to_be_visible()
         assert page.url.startswith(f"{looker.url}/console/")
+
+
+def test_a_wrong_present_password_changes_nothing_and_is_said_at_its_field(looker: Looker) -> None:
+    with looker.page("viewer") as page:
+        go(page, "account")
+        page.get_by_role("button", name="Change password").click()
+        dialog = page.get_by_role("dialog", name="Your password")
+        dialog.get_by_label("Present password").fill("a guess of somebody")
+        dialog.get_by_label("New password").fill("another horse battery")
+        dialog.get_by_role("button", name="Change the password").click()
+        expect(dialog.get_by_text("That is not your present password")).to_be_visible()
 
 
 def test_who_logs_out_is_out(looker: Looker) -> None:

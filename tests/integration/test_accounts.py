@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from httpx2 import Response
 
 from hetertrain_cloud.control.api.convention import Limiter
 from hetertrain_cloud.control.problems import ProblemError
@@ -56,6 +57,46 @@ def test_a_session_changes_nothing_without_its_csrf_token_and_ends(bench: Bench)
     assert code(client.get("/api/v1/claims")) == "credential_missing"
 
 
+def test_who_changes_the_own_password_stays_and_whatever_knew_the_old_one_is_out(
+    bench: Bench,
+) -> None:
+    token = bench.client("viewer")
+    mine, other = bench.client(None), bench.client(None)
+    credentials = {"name": "a-viewer", "password": PASSWORD}
+    for client in (mine, other):
+        csrf_token = client.post("/api/v1/sessions", json=credentials).json()["csrf_token"]
+        client.headers["X-CSRF-Token"] = csrf_token
+    change = {"old": PASSWORD, "new": "another horse battery"}
+
+    def put(client: TestClient, **changes: str) -> Response:
+        return client.put("/api/v1/me/password", json=change | changes)
+
+    assert code(put(token)) == "session_needed"
+    assert code(put(mine, old="a guess of somebody")) == "password_wrong"
+    assert put(mine, new="short").status_code == 422
+    assert put(mine).status_code == 204
+    assert mine.get("/api/v1/me").status_code == 200
+    assert code(other.get("/api/v1/me")) == "credential_invalid"
+    assert code(token.get("/api/v1/me")) == "credential_invalid"
+    fresh = bench.client(None)
+    assert code(fresh.post("/api/v1/sessions", json=credentials)) == "credential_invalid"
+    renewed = credentials | {"password": change["new"]}
+    assert fresh.post("/api/v1/sessions", json=renewed).status_code == 201
+
+
+def test_guesses_of_a_present_password_lock_the_account(bench: Bench) -> None:
+    bench.client("viewer")
+    client = bench.client(None)
+    credentials = {"name": "a-viewer", "password": PASSWORD}
+    csrf_token = client.post("/api/v1/sessions", json=credentials).json()["csrf_token"]
+    change = {"old": "a guess of somebody", "new": "another horse battery"}
+    codes = [
+        code(client.put("/api/v1/me/password", json=change, headers={"X-CSRF-Token": csrf_token}))
+        for _ in range(6)
+    ]
+    assert codes == ["password_wrong"] * 5 + ["account_locked"]
+
+
 def test_a_session_is_over_after_its_time(bench: Bench) -> None:
     bench.client("viewer")
     client = bench.client(None)
@@ -73,6 +114,7 @@ def test_a_viewer_can_change_nothing(bench: Bench) -> None:
         "/api/v1/tokens/{identifier}",
         "/api/v1/sessions/current",
         "/api/v1/me/filters/{name}",
+        "/api/v1/me/password",
     }
     public = {"/api/v1/bootstrap", "/api/v1/sessions", "/api/v1/enrolments", "/api/v1/renewals"}
     bodies: dict[str, Any] = {

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from hetertrain_cloud.console import words
 from hetertrain_cloud.console.client import ProblemAnswer
-from hetertrain_cloud.console.elements import Field
+from hetertrain_cloud.console.elements import Field, Modal, button, tag
 from hetertrain_cloud.console.view import View
 
 _MALFORMED = "String should match pattern"
+
+
+class Dialog:
+    """A dialog with fields."""
+
+    def __init__(self, view: View, title: str, action: str) -> None:
+        self._action = action
+        with view.dialogs(), Modal(title, is_once=True) as self._modal:
+            tag("h2", title)
+            self.fields = tag("div", "", "stack")
+        self.close = self._modal.close
+
+    def open(self, send: Callable[[], Awaitable[None]]) -> None:
+        """Show it, with the button that sends what stands in the fields."""
+        with self._modal, tag("div", "", "actions"):
+            button("Cancel", self.close)
+            button(self._action, send, "button-primary")
+        self._modal.open()
+
+
+def password_field(label: str = "Password") -> Field:
+    """Make the field of a password that is chosen now."""
+    return Field(
+        label,
+        kind="password",
+        hint="12 characters or more.",
+        autocomplete="new-password",
+        required=True,
+    )
 
 
 def complain(

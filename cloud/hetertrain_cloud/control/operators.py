@@ -159,10 +159,10 @@ def change_user(
     )
 
 
-def log_in(
+def _known_by(
     transaction: Transaction, name: str, password: str, now: datetime.datetime
-) -> Login | None:
-    """Check a password and begin a session; None where it is wrong, and that is counted.
+) -> User | None:
+    """Return the user whose password it is; None where it is wrong, and that is counted.
 
     Raises:
         ProblemError: 429, too many were wrong: the account is locked for a while.
@@ -180,6 +180,20 @@ def log_in(
     if not user.is_active:
         return None
     user.failed_logins, user.locked_until = 0, None
+    return user
+
+
+def log_in(
+    transaction: Transaction, name: str, password: str, now: datetime.datetime
+) -> Login | None:
+    """Check a password and begin a session; None where it is wrong, and that is counted.
+
+    Raises:
+        ProblemError: 429, too many were wrong: the account is locked for a while.
+    """
+    user = _known_by(transaction, name, password, now)
+    if user is None:
+        return None
     transaction.execute(delete(Session).where(Session.expires_at < now))
     login = Login(
         secrets.token_urlsafe(32),
@@ -196,6 +210,36 @@ def log_in(
     )
     _note(transaction, user, "logged_in", now)
     return login
+
+
+def change_own_password(
+    transaction: Transaction,
+    name: str,
+    old: str,
+    new: str,
+    *,
+    session: str,
+    now: datetime.datetime,
+) -> bool:
+    """Give a user another password, for the present one; False where that is wrong, and counted.
+
+    All of the user's sessions but this one (its secret) end, and all tokens are revoked: who knew
+    the old password may have made them.
+
+    Raises:
+        ProblemError: 429, too many were wrong: the account is locked for a while.
+    """
+    user = _known_by(transaction, name, old, now)
+    if user is None:
+        return False
+    user.password_hash = _hasher.hash(new)
+    user.revision += 1
+    others = (Session.user == name) & (Session.digest != digest_of(session))
+    transaction.execute(delete(Session).where(others))
+    own = select(Token.id).where(Token.user == name)
+    _revoke_all(transaction, list(transaction.scalars(own)), now)
+    _note(transaction, user, "password_changed", now)
+    return True
 
 
 def _count_failure(transaction: Transaction, user: User, now: datetime.datetime) -> None:

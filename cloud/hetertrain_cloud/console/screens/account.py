@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetertrain_cloud.console.elements import button, card, tag
+from hetertrain_cloud.console import forms
+from hetertrain_cloud.console.elements import Field, button, card, tag
 from hetertrain_cloud.console.screens.tokens import SECONDS, TokenForm, Tokens
 from hetertrain_cloud.console.view import Screen, View
 
@@ -14,6 +15,7 @@ THINGS = {
     "jobs": "jobs",
     "versions": "versions of the model",
     "metrics": "figures for monitoring",
+    "logs": "logs of nodes",
     "audit": "the audit trail",
     "users": "users and tokens",
     "settings": "settings",
@@ -46,6 +48,32 @@ def rights_list(rights: Sequence[str]) -> None:
                         tag("span", thing, "label")
 
 
+def change_password(view: View) -> None:
+    """Ask for the present password and another one."""
+    form = forms.Dialog(view, "Your password", "Change the password")
+    with form.fields:
+        tag("p", "Your other sessions end, and all your API tokens are revoked.", "form-wide")
+        fields = {
+            "old": Field(
+                "Present password",
+                kind="password",
+                autocomplete="current-password",
+                required=True,
+            ),
+            "new": forms.password_field("New password"),
+        }
+
+    async def send() -> None:
+        body = {name: field.value for name, field in fields.items()}
+        about = {"password_wrong": "old", "account_locked": "old"}
+        answer = await forms.send(view, fields, ("PUT", "/me/password"), body, about=about)
+        if answer is not None:
+            form.close()
+            view.say("You have a new password.")
+
+    form.open(send)
+
+
 async def build(view: View) -> None:
     """Make the screen."""
     me = await view.api.get("/me")
@@ -55,6 +83,7 @@ async def build(view: View) -> None:
         tag("p", "An admin can give you another role.", "hint")
     tokens = Tokens(view, "Your API tokens", view.name, may_revoke=True)
     with actions:
+        button("Change password", lambda: change_password(view))
         form = TokenForm(view, me["rights"], tokens.refresh)
         button("New API token", form.open, "button-primary", "add")
     await view.live(tokens.refresh, SECONDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +11,6 @@ from hetertrain_cloud.console.elements import (
     Column,
     DataTable,
     Field,
-    Modal,
     Pager,
     Tone,
     button,
@@ -122,7 +121,7 @@ class Accounts:
 
     def _change_role(self, name: str) -> None:
         user = self._users[name]
-        form = _Dialog(self._view, f"Role of {name}", "Change the role")
+        form = forms.Dialog(self._view, f"Role of {name}", "Change the role")
         with form.fields:
             role = Field("Role", user["role"], kind="select", options=list(ROLES))
 
@@ -134,11 +133,11 @@ class Accounts:
         form.open(send)
 
     def _set_password(self, name: str) -> None:
-        form = _Dialog(self._view, f"Password of {name}", "Set the password")
+        form = forms.Dialog(self._view, f"Password of {name}", "Set the password")
         whom = "You are" if name == self._view.name else f"{name} is"
         with form.fields:
             tag("p", f"{whom} logged out everywhere, and all API tokens are revoked.", "form-wide")
-            password = _password()
+            password = forms.password_field()
 
         async def send() -> None:
             body = {"password": password.value}
@@ -160,11 +159,11 @@ class Accounts:
         return True
 
     def _new_user(self) -> None:
-        form = _Dialog(self._view, "New user", "Add the user")
+        form = forms.Dialog(self._view, "New user", "Add the user")
         with form.fields:
             fields = {
                 "name": Field("Name", placeholder="anna", required=True),
-                "password": _password(),
+                "password": forms.password_field(),
                 "role": Field("Role", "viewer", kind="select", options=list(ROLES)),
             }
 
@@ -178,34 +177,6 @@ class Accounts:
                 await self._refresh()
 
         form.open(send)
-
-
-class _Dialog:
-    """A dialog with fields."""
-
-    def __init__(self, view: View, title: str, action: str) -> None:
-        self._action = action
-        with view.dialogs(), Modal(title, is_once=True) as self._modal:
-            tag("h2", title)
-            self.fields = tag("div", "", "stack")
-        self.close = self._modal.close
-
-    def open(self, send: Callable[[], Awaitable[None]]) -> None:
-        """Show it, with the button that sends what stands in the fields."""
-        with self._modal, tag("div", "", "actions"):
-            button("Cancel", self.close)
-            button(self._action, send, "button-primary")
-        self._modal.open()
-
-
-def _password() -> Field:
-    return Field(
-        "Password",
-        kind="password",
-        hint="12 characters or more.",
-        autocomplete="new-password",
-        required=True,
-    )
 
 
 async def build(view: View) -> None:

@@ -91,6 +91,13 @@ class Credentials(Body):
     password: Annotated[str, StringConstraints(max_length=128)]
 
 
+class PasswordChange(Body):
+    """Another password of one's own."""
+
+    old: Annotated[str, StringConstraints(max_length=128)] = Field(description="the present one")
+    new: Password
+
+
 class SessionShown(Body):
     """A login; its secret is in the cookie."""
 
@@ -196,6 +203,24 @@ def log_out(caller: Caller, plane: Plane, request: Request, response: Response) 
 def who_am_i(caller: Caller) -> Me:
     """Say who calls, and what they may do."""
     return Me(name=caller.name, rights=sorted(caller.rights), csrf_token=caller.csrf_token)
+
+
+@router.put("/me/password", status_code=204, responses=problems(*ALWAYS, 409, 429))
+def change_own_password(
+    body: PasswordChange, caller: Caller, plane: Plane, request: Request
+) -> None:
+    """Change one's own password, in a session. All other sessions of one's own end, and all API
+    tokens are revoked.
+    """
+    session = request.cookies.get(SESSION_COOKIE)
+    if session is None or caller.csrf_token is None:
+        raise conflict("session_needed", "log in to change your password: a token cannot")
+    with plane.database.begin() as transaction:
+        is_changed = operators.change_own_password(
+            transaction, caller.name, body.old, body.new, session=session, now=plane.now()
+        )
+    if not is_changed:
+        raise conflict("password_wrong", "that is not your present password")
 
 
 @router.get("/users", responses=problems(*ALWAYS))
