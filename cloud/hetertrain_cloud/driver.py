@@ -16,8 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from structlog.typing import FilteringBoundLogger
-
 from hetertrain.cell import Cell, Link, Refusal
 from hetertrain.cell import Event as CellEvent
 from hetertrain.core.aggregator import (
@@ -33,6 +31,7 @@ from hetertrain.core.members import MemberSeen
 from hetertrain.core.policy import SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import FrameError, StoreError
+from hetertrain.logging import Logger
 from hetertrain.transport import mqtt
 from hetertrain.transport.inbox import Inbox
 from hetertrain.wire import topics
@@ -66,7 +65,7 @@ class JobDriver:
         link: Link,
         on_version: Callable[[Release, Progress], None],
         wall_seconds: Callable[[], float],
-        log: FilteringBoundLogger,
+        log: Logger,
     ) -> None:
         """Take up the job where its state in ``directory`` stands, else with ``initial`` as version
         0 of a new ``lineage``, a name that no run of this job ever had.

@@ -16,10 +16,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from structlog.typing import FilteringBoundLogger
-
 from hetertrain.cell import Refusal
 from hetertrain.errors import StoreError
+from hetertrain.logging import Logger
 from hetertrain_cloud.history import append_lines, last_line, lines
 
 REFUSALS_FILE = "refusals.jsonl"
@@ -50,7 +49,7 @@ class _Group:
 class RefusalLog:
     """Writes one job's refusals; the aggregator's thread owns it."""
 
-    def __init__(self, directory: Path, log: FilteringBoundLogger) -> None:
+    def __init__(self, directory: Path, log: Logger) -> None:
         self._path, self._older = directory / REFUSALS_FILE, directory / OLDER_FILE
         self._log = log
         self._pending: dict[Key, _Group] = {}

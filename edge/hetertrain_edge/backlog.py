@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from structlog.typing import FilteringBoundLogger
-
 from hetertrain.core.combiner import COLLECTED_MAX, Combiner, Forward
 from hetertrain.core.gate import Verdict
 from hetertrain.core.update import Update
+from hetertrain.logging import Logger
 from hetertrain.transport.inbox import Inbox
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire.contents import pack_update, unpack_update
@@ -37,7 +36,7 @@ class Backlog:
         directory: Path,
         first_seq: int,
         forwarding: Forwarding,
-        log: FilteringBoundLogger,
+        log: Logger,
         inbox_bytes_max: int = INBOX_BYTES_MAX,
     ) -> None:
         """Open the stores; a new outbox counts from ``first_seq``.

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from structlog.typing import FilteringBoundLogger
 
 from hetertrain.cell import Cell, Link
 from hetertrain.cell import Event as CellEvent
@@ -44,6 +43,7 @@ from hetertrain.core.gate import Finding, Gate, Outcome, Reason, Verdict
 from hetertrain.core.update import Checkpoint
 from hetertrain.core.worker import PERIODS_MAX
 from hetertrain.errors import StoreError, TransportError
+from hetertrain.logging import Logger
 from hetertrain.transport import mqtt
 from hetertrain.transport.newest import NewestNote
 from hetertrain.wire import topics
@@ -90,7 +90,7 @@ class GatewayDriver:
         first_seq: int,
         north: Link,
         south: Link,
-        log: FilteringBoundLogger,
+        log: Logger,
         relays_orders: bool = False,
         forward: Form = Form.EXACT,
         inbox_bytes_max: int = INBOX_BYTES_MAX,

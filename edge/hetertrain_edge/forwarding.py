@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from structlog.typing import FilteringBoundLogger
 
 from hetertrain import codec
 from hetertrain.core.gate import Outcome
@@ -32,6 +31,7 @@ from hetertrain.core.layout import Vector
 from hetertrain.core.policy import Statistics
 from hetertrain.core.update import DELTA_MAX, Group, Partial
 from hetertrain.errors import FrameError, PayloadError
+from hetertrain.logging import Logger
 from hetertrain.transport.files import write_whole
 from hetertrain.wire.contents import (
     group_payloads,
@@ -83,7 +83,7 @@ class Passage:
 class Forwarding:
     """Writes the contents of one gateway's partials; one thread owns it."""
 
-    def __init__(self, form: Form, node: str, directory: Path, log: FilteringBoundLogger) -> None:
+    def __init__(self, form: Form, node: str, directory: Path, log: Logger) -> None:
         self.form = form
         self._node = node
         self._path = directory / "residual.frame"

@@ -12,11 +12,10 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from structlog.typing import FilteringBoundLogger
-
 from hetertrain import codec
 from hetertrain.core.update import model_digest
 from hetertrain.errors import FrameError, PayloadError, StoreError
+from hetertrain.logging import Logger
 from hetertrain.transport.files import write_whole
 from hetertrain.wire.contents import integers_of, model_head, model_terms, unpack_as
 from hetertrain.wire.frames import pack_head
@@ -30,7 +29,7 @@ SAVE_BYTES_PER_SECOND = 1 << 20
 class KeptModel:
     """One file with the newest version; one thread owns it."""
 
-    def __init__(self, path: Path, log: FilteringBoundLogger) -> None:
+    def __init__(self, path: Path, log: Logger) -> None:
         self._path = path
         self._log = log
         self._unsaved: ModelReceived | None = None

@@ -12,8 +12,7 @@ import multiprocessing
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 
-from structlog.typing import FilteringBoundLogger
-
+from hetertrain.logging import Logger
 from hetertrain.service import end_with_parent
 
 RESTART_SECONDS_MIN, RESTART_SECONDS_MAX = 1.0, 60.0
@@ -25,7 +24,7 @@ STOP_SECONDS = 15.0
 class OwnWork:
     """The agent of one gateway; the thread that owns it calls ``look`` every second or so."""
 
-    def __init__(self, arguments: Sequence[str], log: FilteringBoundLogger) -> None:
+    def __init__(self, arguments: Sequence[str], log: Logger) -> None:
         """``arguments``: those of ``hetertrain vehicle``."""
         self.state = "own work starts"
         """For people."""

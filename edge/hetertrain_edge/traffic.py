@@ -10,9 +10,8 @@ import math
 from datetime import datetime
 from pathlib import Path
 
-from structlog.typing import FilteringBoundLogger
-
 from hetertrain.errors import StoreError
+from hetertrain.logging import Logger
 from hetertrain.transport.files import write_whole
 
 FILE = "traffic.json"
@@ -24,7 +23,7 @@ SAVE_SECONDS = 60.0
 class MonthTraffic:
     """Counts bytes, by the month of the gateway's own clock; one thread owns it."""
 
-    def __init__(self, directory: Path, log: FilteringBoundLogger) -> None:
+    def __init__(self, directory: Path, log: Logger) -> None:
         """Go on from the count in ``directory``; one that cannot be read begins anew."""
         self._path = directory / FILE
         self._log = log

@@ -13,14 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from structlog.typing import FilteringBoundLogger
-
 from hetertrain.core.aggregator import Aggregator, Release
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.policy import SyncPolicy, WeightPolicy
 from hetertrain.core.tiers import Tier
 from hetertrain.core.update import Checkpoint
 from hetertrain.core.worker import Trained, Worker
+from hetertrain.logging import Logger
 from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
@@ -56,7 +55,7 @@ class World(Protocol):
     clock: Clock
     rng: random.Random
     broker: VirtualBroker
-    log: FilteringBoundLogger
+    log: Logger
     tiers: dict[str, Tier]
     policy: SyncPolicy
     weights: WeightPolicy

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from structlog.typing import FilteringBoundLogger
-
 from hetertrain.core.aggregator import (
     BundleArrived,
     ContentArrived,
@@ -26,6 +24,7 @@ from hetertrain.core.gate import Finding, Outcome, Reason, Verdict
 from hetertrain.core.members import FlushSettled, MemberGone, MemberSeen
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import FrameError, TransportError
+from hetertrain.logging import Logger
 from hetertrain.transport import mqtt
 from hetertrain.wire.contents import JobTerms, unpack_arrival
 from hetertrain.wire.downlink import (
@@ -87,7 +86,7 @@ class Cell:
         downlink: Downlink,
         link: Link,
         on_event: Callable[[Event, float], None],
-        log: FilteringBoundLogger,
+        log: Logger,
         on_refused: Callable[[Refusal], None] = lambda _refusal: None,
     ) -> None:
         self.downlink = downlink

@@ -21,6 +21,8 @@ import structlog  # noqa: E402
 if not _HAS_RICH:
     del sys.modules["rich"]
 
+Logger = structlog.typing.FilteringBoundLogger
+"""Logs events with fields."""
 _SECRETS = ("password", "token", "secret", "key_pem")
 LINES_KEPT = 200
 LINE_CHARACTERS_KEPT = 500
@@ -87,16 +89,16 @@ class _Unfailing:
             self._stream.flush()
 
 
-def get_logger(**bound: Any) -> structlog.typing.FilteringBoundLogger:
+def get_logger(**bound: Any) -> Logger:
     """Return a logger with fields that all its events carry."""
-    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(**bound))
+    return cast(Logger, structlog.get_logger(**bound))
 
 
-def silent_logger() -> structlog.typing.FilteringBoundLogger:
+def silent_logger() -> Logger:
     """Return a logger that says nothing, and costs nothing."""
     silent = structlog.make_filtering_bound_logger(standard_logging.CRITICAL)
     return cast(
-        structlog.typing.FilteringBoundLogger,
+        Logger,
         structlog.wrap_logger(None, processors=[], wrapper_class=silent).bind(),
     )
 

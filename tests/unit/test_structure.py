@@ -25,6 +25,16 @@ def test_only_one_file_touches_the_mqtt_client() -> None:
     assert users == ["shared/hetertrain/transport/mqtt.py"]
 
 
+def test_only_one_file_touches_the_library_of_logs() -> None:
+    """It is imported in a way that keeps out what draws tables."""
+    users = [
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*/hetertrain*/**/*.py")
+        if ".venv" not in path.parts and "structlog" in _imports(path)
+    ]
+    assert users == ["shared/hetertrain/logging.py"]
+
+
 def test_nothing_that_travels_or_is_kept_is_pickled() -> None:
     users = [
         path.name
@@ -36,7 +46,8 @@ def test_nothing_that_travels_or_is_kept_is_pickled() -> None:
 
 def test_an_agent_and_a_gateway_never_import_torch_or_what_draws_tables() -> None:
     code = (
-        "import sys, hetertrain_vehicle.agent, hetertrain_vehicle.trainer_process, "
+        "import sys, hetertrain_vehicle.cli, hetertrain_vehicle.agent, "
+        "hetertrain_vehicle.trainer_process, "
         "hetertrain_edge.service; sys.exit(bool({'torch', 'rich'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from structlog.typing import FilteringBoundLogger
-
+from hetertrain.logging import Logger
 from hetertrain.transport.files import write_whole
 
 FILE = "ledger.json"
@@ -42,7 +41,7 @@ class Limits:
 class Ledger:
     """Counts what one node uses; one thread owns it."""
 
-    def __init__(self, directory: Path, limits: Limits, log: FilteringBoundLogger) -> None:
+    def __init__(self, directory: Path, limits: Limits, log: Logger) -> None:
         """Go on from the count in ``directory``; one that cannot be read begins anew."""
         self._directory = directory
         self._limits = limits

@@ -12,8 +12,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from structlog.typing import FilteringBoundLogger
-
 from hetertrain.cell import Link
 from hetertrain.core.aggregator import Pulled, SyncNotice, Tick
 from hetertrain.core.gate import Outcome, Verdict
@@ -29,6 +27,7 @@ from hetertrain.core.worker import (
     Worker,
 )
 from hetertrain.errors import StoreError, TransportError
+from hetertrain.logging import Logger
 from hetertrain.transport import mqtt
 from hetertrain.transport.newest import NewestNote
 from hetertrain.transport.outbox import Outbox
@@ -89,7 +88,7 @@ class VehicleDriver:
         outbox: Outbox,
         link: Link,
         trainer: TrainerPort,
-        log: FilteringBoundLogger,
+        log: Logger,
     ) -> None:
         self.worker = worker
         self.uplink = uplink
