@@ -145,7 +145,11 @@ def test_the_authoritys_key_is_encrypted_and_survives_a_restart(
 
 def test_a_vehicle_may_speak_in_its_own_name_and_hear_its_jobs_only() -> None:
     rights = node_rights("car-1", "vehicle", ["fleet"])
-    assert rights.publish == {"ht/1/node/car-1/state", "ht/1/fleet/+/up/+/car-1"}
+    assert rights.publish == {
+        "ht/1/node/car-1/state",
+        "ht/1/node/car-1/log",
+        "ht/1/fleet/+/up/+/car-1",
+    }
     assert rights.subscribe == {
         "ht/1/node/car-1/in",
         "ht/1/node/car-1/state",

@@ -115,7 +115,7 @@ def callout(title: str, text: str = "", tone: Tone = "quiet", picture: str = "")
 def empty(title: str, advice: str, href: str = "", action: str = "") -> Element:
     """Return what stands where nothing is yet: why, and what to do next."""
     with tag("div", "", "empty") as made:
-        tag("h3", title)
+        tag("strong", title)  # No heading: it may stand in a card, or right below the page's.
         tag("p", advice)
         if href:
             link(action, href, "button button-primary")
