@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hetertrain.core.tiers import TIERS
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.frames import header_bytes, pack
@@ -88,7 +87,7 @@ class CellReport:
             for part, members in enumerate(groups)
         ]
         num_bytes = sum(map(len, frames))
-        seconds = TIERS[uplink.tier.name].seconds_for(num_bytes) / LINK_SHARE
+        seconds = uplink.tier.seconds_for(num_bytes) / LINK_SHARE
         self._pause_seconds = min(REPEAT_SECONDS, max(CHANGED_SECONDS, seconds))
         return tuple(Outgoing(topics.members(job, cell), frame) for frame in frames)
 

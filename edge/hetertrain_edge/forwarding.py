@@ -29,7 +29,7 @@ from hetertrain import codec
 from hetertrain.core.gate import Outcome
 from hetertrain.core.layout import Vector
 from hetertrain.core.policy import Statistics
-from hetertrain.core.update import DELTA_MAX, Group, Partial
+from hetertrain.core.update import DELTA_MAX, GROUPS_MAX, Group, Partial
 from hetertrain.errors import FrameError, PayloadError
 from hetertrain.logging import Logger
 from hetertrain.transport.files import write_whole
@@ -94,7 +94,7 @@ class Forwarding:
         self._residual: Vector | None = None
         """In examples times delta; None: nothing was left out."""
         if self._path.exists():
-            self._residual = self._load()
+            self._load()
             if form is not Form.ENCODED:
                 log.warning("residual_waits", reason="it goes up once partials are encoded again")
         self._next: Vector | None = None
@@ -104,22 +104,39 @@ class Forwarding:
         """Return how much the updates of one partial may take; None: that does not matter."""
         if self.form is not Form.BUNDLE:
             return None
-        return min(BUNDLE_BYTES_MAX, payload_bytes_max(num_parameters))
+        return bundle_bytes_max(num_parameters)
 
     def write(self, passage: Passage, frames: Iterable[bytes]) -> bytes:
         """Return the content. ``frames``: of updates, the partial's among them; they are read where
         it takes them.
         """
         partial, seq = passage.partial, passage.seq
-        are_less = passage.updates_bytes < min(passage.sums_bytes, BUNDLE_BYTES_MAX)
-        if self.form is Form.BUNDLE or (self.form is Form.EXACT and are_less):
+        form = self._form_of(passage)
+        if form is Form.BUNDLE:
             bases = {v: s for v, s in passage.statistics.items() if v in partial.groups}
             mine = _frames_of(partial, frames)
             return pack_bundle(self._node, seq, passage.sync, mine, passage.lineage, bases)
         payloads: list[bytes] = []
-        if self.form is Form.ENCODED:
+        if form is Form.ENCODED:
             payloads = self._encode(partial, passage.lineage, passage.budget_bytes)
         return pack_partial(self._node, seq, passage.sync, partial, passage.lineage, payloads)
+
+    def _form_of(self, passage: Passage) -> Form:
+        """Return the form in which this one goes. What was collected under another form, or by an
+        earlier release, may be more than ours takes: that goes as its sums.
+        """
+        num_parameters = passage.sums_bytes // (8 * len(passage.partial.groups))
+        fits = passage.updates_bytes <= bundle_bytes_max(num_parameters)
+        match self.form:
+            case Form.ENCODED if len(passage.partial.groups) <= GROUPS_MAX:
+                return Form.ENCODED
+            case Form.BUNDLE if fits:
+                return Form.BUNDLE
+            case Form.EXACT if fits and passage.updates_bytes < passage.sums_bytes:
+                return Form.BUNDLE
+        if self.form is not Form.EXACT:
+            self._log.warning("partial_goes_as_sums", seq=passage.seq, form=self.form)
+        return Form.EXACT
 
     def take_up(self, seq: int, content: bytes, partial: Partial) -> None:
         """Find out, after a restart, what the content in flight has left out of its sums."""
@@ -129,10 +146,12 @@ class Forwarding:
         if seq == self._seq:
             self._next = self._residual  # It was settled, and the crash came after that.
             return
-        bases = [base for base, _ in head.groups]
-        if set(bases) != partial.groups.keys():
+        if {(item[0], item[1]) for item in head.contributions} != partial.contributions.keys():
+            # The residual before is in it; what it has left out itself nobody knows any more.
             self._log.error("residual_lost", reason="updates of the partial in flight are missing")
+            self._next = None if self._residual is None else np.zeros_like(self._residual)
             return
+        bases = [base for base, _ in head.groups]
         payloads = dict(zip(bases, group_payloads(head, payload), strict=True))
         self._leave_out(partial, head.lineage, lambda base, _: payloads[base])
 
@@ -199,17 +218,14 @@ class Forwarding:
         self._lineage = lineage
         return np.zeros(size, np.float32) if kept is None else kept
 
-    def _load(self) -> Vector | None:
-        if not self._path.exists():
-            return None
+    def _load(self) -> None:
         try:
             head, payload = unpack_as(UpdateContent, bytearray(self._path.read_bytes()))
-            vector = codec.decode_owned(payload, codec.announced_size(payload))
+            self._residual = codec.decode_owned(payload, codec.announced_size(payload))
         except (OSError, FrameError, PayloadError) as error:
             self._log.error("residual_lost", reason=str(error))
-            return None
-        self._lineage, self._seq = head.lineage, head.seq
-        return vector
+        else:
+            self._lineage, self._seq = head.lineage, head.seq
 
     def _save(self) -> None:
         assert self._residual is not None, "there is something to save"
@@ -225,6 +241,11 @@ class Forwarding:
         )
         start, values = codec.whole(self._residual)
         write_whole(self._path, (pack_head(head, start, values), start, values))
+
+
+def bundle_bytes_max(num_parameters: int) -> int:
+    """Return how much the updates of one bundle may take."""
+    return min(BUNDLE_BYTES_MAX, payload_bytes_max(num_parameters))
 
 
 def _frames_of(partial: Partial, frames: Iterable[bytes]) -> list[bytes]:

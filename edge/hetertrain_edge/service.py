@@ -212,8 +212,10 @@ class EdgeService:
         self._log = get_logger(node=settings.node)
         sign, check = settings.signer(), settings.verifier()
         tier, follows_link = TIERS[settings.tier], settings.follow_link
-        uplink = Uplink(state, tier, follows_link=follows_link, sign=sign, check=check)
-        uplink.log_share = LogShare(last_lines if settings.share_log else None)
+        log_share = LogShare(last_lines if settings.share_log else None)
+        uplink = Uplink(
+            state, tier, follows_link=follows_link, sign=sign, check=check, log_share=log_share
+        )
         downlink = Downlink(settings.job, settings.node, sign=sign, check=check)
         north = settings.endpoint(settings.node)
         directory = settings.state_directory / settings.node

@@ -196,15 +196,17 @@ def _bear(directory: Path, task: type[VectorTask], *, is_quick: bool) -> Load:
     counter = context.Value("q", 0)
     with EmbeddedBroker(directory / "broker") as broker:
         settings = ConnectionSettings(broker_host=broker.host, broker_port=broker.port)
-        aggregator = _start(directory, broker, "aggregator", "--task", _reference(task))
-        gateway = _start(directory, broker, "edge", "--node", "edge-1")
         loads = [
             context.Process(target=run_load, args=(settings, kind, index, counter), daemon=True)
             for index in range(NUM_LOADS)
         ]
-        for load in loads:
-            load.start()
+        parts = []
         try:
+            parts.append(_start(directory, broker, "aggregator", "--task", _reference(task)))
+            gateway = _start(directory, broker, "edge", "--node", "edge-1")
+            parts.append(gateway)
+            for load in loads:
+                load.start()
             await_first(counter, list(loads))
             time.sleep(WARM_UP_SECONDS)
             before = counter.value, cpu_seconds(gateway.pid), time.monotonic()
@@ -213,10 +215,12 @@ def _bear(directory: Path, task: type[VectorTask], *, is_quick: bool) -> Load:
             peak_memory_mib = memory_mib(gateway.pid, "VmHWM")
         finally:
             for load in loads:
-                load.kill()
-                load.join()
-            for part in (gateway, aggregator):
+                if load.pid is not None:
+                    load.kill()
+                    load.join()
+            for part in reversed(parts):
                 part.terminate()
+            for part in parts:
                 part.wait(STOP_SECONDS)
     updates, cpu, seconds = (late - early for early, late in zip(before, after, strict=True))
     return Load(

@@ -174,6 +174,36 @@ def test_exact_partials_go_up_in_whichever_form_is_less(tmp_path: Path) -> None:
         assert isinstance(unpack_arrival(gateway.write(partial), "gateway", LARGE), kind)
 
 
+@pytest.mark.parametrize("form", [Form.BUNDLE, Form.ENCODED])
+def test_what_was_collected_within_other_limits_goes_as_sums_that_the_cloud_takes(
+    tmp_path: Path, form: Form
+) -> None:
+    """The gateway was started again with another form, or is of a later release."""
+    gateway = Gateway(tmp_path, form)
+    partial = gateway.some_work(bases=tuple(range(GROUPS_MAX + 1)))
+    arrived = unpack_arrival(gateway.write(partial), "gateway", LARGE)
+    assert isinstance(arrived, PartialArrived)
+    assert arrived.partial.digest() == partial.digest()
+
+
+def test_a_residual_that_went_up_is_not_sent_again_though_the_inbox_lost_updates(
+    gateway: Gateway,
+) -> None:
+    gateway.write(gateway.some_work())
+    gateway.settled()
+    partial = gateway.some_work()
+    content = gateway.write(partial)
+    gateway.restart()
+    del partial.contributions["n1", gateway.seq]
+    gateway.forwarding.take_up(gateway.seq, content, partial)
+    gateway.settled()
+    fresh = Gateway(gateway.directory / "fresh")
+    fresh.directory.mkdir()
+    following = gateway.some_work()
+    fresh.seq = gateway.seq
+    assert gateway.write(following) == fresh.write(following)
+
+
 def bundle_of(updates: list[Update], statistics: dict[int, Statistics]) -> BundleArrived:
     frames = [pack_update(update) for update in updates]
     arrived = unpack_arrival(pack_bundle("gateway", 1, None, frames, "", statistics), "gateway")
