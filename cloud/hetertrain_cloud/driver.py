@@ -18,13 +18,8 @@ from typing import Any
 
 from hetertrain.cell import Cell, Link, Refusal
 from hetertrain.cell import Event as CellEvent
-from hetertrain.core.aggregator import (
-    Aggregator,
-    Event,
-    Ready,
-    Release,
-    Tick,
-)
+from hetertrain.core.aggregator import Aggregator, Event, Ready, Release
+from hetertrain.core.events import Tick
 from hetertrain.core.gate import Gate, Verdict
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.members import MemberSeen

@@ -11,13 +11,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
-from hetertrain.core.aggregator import (
-    Aggregator,
+from hetertrain.core.aggregator import Aggregator, Release
+from hetertrain.core.events import (
     BundleArrived,
     CutRecord,
     PartialArrived,
     Record,
-    Release,
     TermsRecord,
     UpdateArrived,
 )

@@ -26,8 +26,8 @@ from hetertrain.transport.claim import Claim
 from hetertrain.transport.database import own_directory
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack
-from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.beginning import Beginning, from_file, from_task
 from hetertrain_cloud.checkpoints import write_model
 from hetertrain_cloud.driver import JobDriver

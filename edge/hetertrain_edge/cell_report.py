@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import header_bytes, pack
 from hetertrain.wire.messages import (
     MEMBER_PARTS_MAX,
@@ -28,7 +29,7 @@ from hetertrain.wire.messages import (
     Member,
     NodeState,
 )
-from hetertrain.wire.uplink import Outgoing, Uplink
+from hetertrain.wire.uplink import Uplink
 
 CHANGED_SECONDS = 5.0
 """Changes are told so often at most."""

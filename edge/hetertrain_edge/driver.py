@@ -23,14 +23,6 @@ import numpy as np
 
 from hetertrain.cell import Cell, Link
 from hetertrain.cell import Event as CellEvent
-from hetertrain.core.aggregator import (
-    BundleArrived,
-    PartialArrived,
-    Pulled,
-    SyncNotice,
-    Tick,
-    Waiting,
-)
 from hetertrain.core.combiner import (
     Combiner,
     Event,
@@ -39,6 +31,7 @@ from hetertrain.core.combiner import (
     Ready,
     VersionAnnounced,
 )
+from hetertrain.core.events import BundleArrived, PartialArrived, Pulled, SyncNotice, Tick, Waiting
 from hetertrain.core.gate import Finding, Gate, Outcome, Reason, Verdict
 from hetertrain.core.update import Checkpoint
 from hetertrain.core.worker import PERIODS_MAX
@@ -53,9 +46,7 @@ from hetertrain.wire.contents import (
     unpack_as,
 )
 from hetertrain.wire.downlink import Downlink
-from hetertrain.wire.frames import pack
-from hetertrain.wire.messages import AggregatorStatus, ModelContent
-from hetertrain.wire.uplink import (
+from hetertrain.wire.events import (
     FrameRefused,
     JobOrdered,
     ModelReceived,
@@ -63,10 +54,12 @@ from hetertrain.wire.uplink import (
     Settled,
     SyncAnnounced,
     TierChanged,
-    Uplink,
     UplinkEvent,
     UplinkReady,
 )
+from hetertrain.wire.frames import pack
+from hetertrain.wire.messages import AggregatorStatus, ModelContent
+from hetertrain.wire.uplink import Uplink
 from hetertrain_edge.backlog import INBOX_BYTES_MAX, Backlog
 from hetertrain_edge.forwarding import Form, Forwarding
 from hetertrain_edge.kept_model import KeptModel

@@ -18,9 +18,9 @@ from hetertrain.errors import FrameError, PayloadError, StoreError
 from hetertrain.logging import Logger
 from hetertrain.transport.files import write_whole
 from hetertrain.wire.contents import integers_of, model_head, model_terms, unpack_as
+from hetertrain.wire.events import ModelReceived
 from hetertrain.wire.frames import pack_head
 from hetertrain.wire.messages import ModelContent
-from hetertrain.wire.uplink import ModelReceived
 
 SAVE_SECONDS = 30.0
 SAVE_BYTES_PER_SECOND = 1 << 20

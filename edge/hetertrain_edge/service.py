@@ -33,10 +33,11 @@ from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.transport.database import own_directory
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack
 from hetertrain.wire.log_share import LogShare
 from hetertrain.wire.messages import NodeState
-from hetertrain.wire.uplink import Outgoing, Uplink
+from hetertrain.wire.uplink import Uplink
 from hetertrain_edge.cell_report import CellReport
 from hetertrain_edge.driver import GatewayDriver, Side
 from hetertrain_edge.forwarding import Form

@@ -43,10 +43,11 @@ from hetertrain.transport import mqtt
 from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.wire import topics
 from hetertrain.wire.contents import pack_update
+from hetertrain.wire.events import ModelReceived, Outgoing, UplinkReady
 from hetertrain.wire.frames import pack, unpack
 from hetertrain.wire.messages import Missing, NodeState, VerdictMessage
 from hetertrain.wire.transfer import Sender
-from hetertrain.wire.uplink import HEARTBEAT_SECONDS, ModelReceived, Outgoing, Uplink, UplinkReady
+from hetertrain.wire.uplink import HEARTBEAT_SECONDS, Uplink
 from hetertrain_cloud.service import AggregatorService, AggregatorSettings
 from hetertrain_lab.codec_bench import DENSITY, RESNET18_PARAMETERS, bytes_per_value
 from hetertrain_lab.page import Rows

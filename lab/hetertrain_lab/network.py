@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from hetertrain.transport import mqtt
 from hetertrain.transport.mqtt import FRAME_OVERHEAD_BYTES
+from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import payload_share
-from hetertrain.wire.uplink import Outgoing
 
 BROKER_QUEUE_MAX = 1000
 """Messages that the broker keeps for one client; Mosquitto's default."""

@@ -24,8 +24,9 @@ from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.events import ModelReceived
 from hetertrain.wire.messages import NodeState
-from hetertrain.wire.uplink import ModelReceived, Uplink
+from hetertrain.wire.uplink import Uplink
 from hetertrain_cloud.driver import JobDriver
 from hetertrain_cloud.history import Progress
 from hetertrain_edge.driver import GatewayDriver

@@ -32,9 +32,9 @@ from hetertrain.logging import silent_logger
 from hetertrain.task import Node, Task, layout_of, load_task, read_tensors, write_tensors
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, unpack_update
+from hetertrain.wire.events import ModelReceived
 from hetertrain.wire.frames import unpack
 from hetertrain.wire.messages import VerdictMessage
-from hetertrain.wire.uplink import ModelReceived
 from hetertrain_cloud.history import VERSIONS_FILE, Progress, whole_lines
 from hetertrain_edge.forwarding import Form
 from hetertrain_lab.invariants import (

@@ -26,9 +26,10 @@ from hetertrain.transport import mqtt
 from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms
-from hetertrain.wire.downlink import Downlink, DownlinkReady
+from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.events import DownlinkReady, ModelReceived
 from hetertrain.wire.messages import NodeState
-from hetertrain.wire.uplink import ModelReceived, Uplink
+from hetertrain.wire.uplink import Uplink
 from hetertrain_lab.page import Rows
 
 JOB = "transfer"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from hetertrain.core.aggregator import (
+from hetertrain.core.events import (
     BundleArrived,
     ContentArrived,
     PartialArrived,
@@ -27,17 +27,18 @@ from hetertrain.errors import FrameError, TransportError
 from hetertrain.logging import Logger
 from hetertrain.transport import mqtt
 from hetertrain.wire.contents import JobTerms, unpack_arrival
-from hetertrain.wire.downlink import (
+from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.events import (
     ContentReceived,
-    Downlink,
     DownlinkEvent,
     DownlinkReady,
     FlushReported,
+    FrameRefused,
     NodeGone,
     NodeSeen,
+    Outgoing,
     TransferDeferred,
 )
-from hetertrain.wire.uplink import FrameRefused, Outgoing
 
 Event = MemberSeen | MemberGone | FlushSettled | ContentArrived
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from hetertrain.doctor import Check, Finding, failed, ok, skipped
 from hetertrain.transport import mqtt
-from hetertrain.wire.uplink import Outgoing
+from hetertrain.wire.events import Outgoing
 
 DNS_SECONDS = 3.0
 TCP_SECONDS = 3.0

@@ -12,9 +12,9 @@ from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
+from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack, unpack
 from hetertrain.wire.messages import LogLines, LogRequest, NodeState
-from hetertrain.wire.uplink import Outgoing
 from tests.browser.looking import Looker, chromium
 from tests.control import PASSWORD
 from tests.integration.production import Production

@@ -16,10 +16,17 @@ from hetertrain.core.tiers import TIERS
 from hetertrain.core.update import Checkpoint
 from hetertrain.transport import mqtt
 from hetertrain.wire.contents import JobTerms
-from hetertrain.wire.downlink import ContentReceived, Downlink, DownlinkReady
+from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.events import (
+    ContentReceived,
+    DownlinkReady,
+    ModelReceived,
+    Settled,
+    UplinkReady,
+)
 from hetertrain.wire.frames import unpack
 from hetertrain.wire.messages import Chunk, NodeState
-from hetertrain.wire.uplink import ModelReceived, Settled, Uplink, UplinkReady
+from hetertrain.wire.uplink import Uplink
 from tests.integration.waiting import wait_until
 
 TERMS = JobTerms("layout", SYNC_PRESETS["sap"], WEIGHT_PRESETS["sap"], {0: Statistics()})

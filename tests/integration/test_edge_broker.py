@@ -12,7 +12,7 @@ import pytest
 
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
-from hetertrain.wire.uplink import Outgoing
+from hetertrain.wire.events import Outgoing
 from tests.integration.mosquitto import Mosquitto
 from tests.integration.production import CONFIGURATION, TASK, Production
 from tests.integration.waiting import wait_until

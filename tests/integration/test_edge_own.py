@@ -18,9 +18,9 @@ from hetertrain.errors import SettingsError
 from hetertrain.transport import mqtt
 from hetertrain.transport.broker import EmbeddedBroker
 from hetertrain.wire import topics
+from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack, unpack
 from hetertrain.wire.messages import JobOrder, NodeState
-from hetertrain.wire.uplink import Outgoing
 from hetertrain_edge.service import EdgeService, EdgeSettings
 from tests.integration.waiting import wait_until
 

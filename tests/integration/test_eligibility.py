@@ -17,10 +17,10 @@ import pytest
 
 from hetertrain.core.eligibility import Value
 from hetertrain.transport import mqtt
+from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack
 from hetertrain.wire.messages import JobOrder, NodeState
 from hetertrain.wire.topics import order
-from hetertrain.wire.uplink import Outgoing
 from hetertrain_lab.monitor import Monitor
 from tests.integration.mosquitto import Mosquitto
 from tests.integration.waiting import wait_until

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hetertrain.transport import mqtt
-from hetertrain.wire.uplink import Outgoing
+from hetertrain.wire.events import Outgoing
 from tests.integration.mosquitto import Mosquitto
 from tests.integration.waiting import wait_until
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from hetertrain.cli import main
 from hetertrain.transport import mqtt
 from hetertrain.transport.broker import EmbeddedBroker
-from hetertrain.wire.uplink import Outgoing
+from hetertrain.wire.events import Outgoing
 from hetertrain_cloud.history import VERSIONS_FILE
 from hetertrain_lab.fleet import Fleet, FleetPlan
 from hetertrain_lab.monitor import Monitor

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hetertrain.core.aggregator import BundleArrived, PartialArrived, UpdateArrived
+from hetertrain.core.events import BundleArrived, PartialArrived, UpdateArrived
 from hetertrain.task import layout_of, load_task
 from hetertrain.transport.inbox import Inbox
 from hetertrain.transport.outbox import Outbox

@@ -14,7 +14,7 @@ import pytest
 from hetertrain.core.tiers import TIERS
 from hetertrain.transport import mqtt
 from hetertrain.transport.broker import EmbeddedBroker
-from hetertrain.wire.uplink import Outgoing
+from hetertrain.wire.events import Outgoing
 from hetertrain_lab.transfer_bench import run_transfer
 from tests.integration.mosquitto import Mosquitto
 from tests.integration.mute_broker import MuteBroker

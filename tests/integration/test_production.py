@@ -17,9 +17,9 @@ from safetensors.numpy import load_file
 from hetertrain.enrolment import is_renewal_due, renew
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
+from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack
 from hetertrain.wire.messages import LogLines
-from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.control import timeline
 from hetertrain_cloud.control.database import Database
 from hetertrain_cloud.control.dynsec import initial_configuration

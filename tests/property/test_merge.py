@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetertrain import codec
-from hetertrain.core.aggregator import UpdateArrived
+from hetertrain.core.events import UpdateArrived
 from hetertrain.core.members import MemberSeen
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, Statistics, WeightPolicy
 from hetertrain.core.update import Partial, Update, cut

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hetertrain import codec
-from hetertrain.core.aggregator import Aggregator, PartialArrived, SyncOrdered, Tick, UpdateArrived
+from hetertrain.core.aggregator import Aggregator
+from hetertrain.core.events import PartialArrived, SyncOrdered, Tick, UpdateArrived
 from hetertrain.core.gate import RUNS_PER_NODE, Gate, Outcome, Seen
 from hetertrain.core.members import FlushSettled, MemberGone, MemberSeen
 from hetertrain.core.policy import SYNC_PRESETS, Statistics, WeightPolicy

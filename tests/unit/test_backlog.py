@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hetertrain.core.aggregator import BundleArrived, UpdateArrived
 from hetertrain.core.combiner import Combiner, Forward, PartialSettled
+from hetertrain.core.events import BundleArrived, UpdateArrived
 from hetertrain.core.gate import Gate, Outcome, Verdict
 from hetertrain.core.policy import SYNC_PRESETS, Statistics, WeightPolicy
 from hetertrain.core.update import GROUPS_MAX

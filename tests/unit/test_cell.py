@@ -12,10 +12,10 @@ from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, pack_update
 from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack, unpack
 from hetertrain.wire.messages import Begin, Chunk, VerdictMessage
 from hetertrain.wire.transfer import content_digest
-from hetertrain.wire.uplink import Outgoing
 from tests.builders import LAYOUT, SIZE, make_update
 
 TERMS = JobTerms(LAYOUT, SYNC_PRESETS["sap"], WEIGHT_PRESETS["sap"], {}, "run")

@@ -10,6 +10,7 @@ from hetertrain.core.tiers import TIERS
 from hetertrain.errors import FrameError
 from hetertrain.wire import topics
 from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack, unpack
 from hetertrain.wire.messages import (
     MEMBER_PARTS_MAX,
@@ -18,7 +19,7 @@ from hetertrain.wire.messages import (
     Member,
     NodeState,
 )
-from hetertrain.wire.uplink import Outgoing, Uplink
+from hetertrain.wire.uplink import Uplink
 from hetertrain_cloud.control.cells import CELL_NODES_MAX, REPORT_SECONDS_MAX
 from hetertrain_cloud.control.changes import COALESCE_SECONDS
 from hetertrain_cloud.control.live import ONLINE_SECONDS, LiveFleet

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetertrain.core.aggregator import PartialArrived, SyncNotice, Tick, UpdateArrived
 from hetertrain.core.combiner import (
     CELL_SHARE,
     SEALED_AT,
@@ -15,6 +14,7 @@ from hetertrain.core.combiner import (
     PartialSettled,
     VersionAnnounced,
 )
+from hetertrain.core.events import PartialArrived, SyncNotice, Tick, UpdateArrived
 from hetertrain.core.gate import Gate, Outcome, Verdict
 from hetertrain.core.members import FlushSettled, MemberSeen
 from hetertrain.core.policy import SYNC_PRESETS, Statistics, WeightPolicy

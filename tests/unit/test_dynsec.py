@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hetertrain.wire.uplink import Outgoing
+from hetertrain.wire.events import Outgoing
 from hetertrain_cloud.control.access import CONTROL, Rights
 from hetertrain_cloud.control.dynsec import DynamicSecurity, initial_configuration
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetertrain import codec
-from hetertrain.core.aggregator import BundleArrived, PartialArrived, UpdateArrived
+from hetertrain.core.events import BundleArrived, PartialArrived, UpdateArrived
 from hetertrain.core.gate import Outcome, Reason
 from hetertrain.core.members import MemberSeen
 from hetertrain.core.policy import Statistics, WeightPolicy

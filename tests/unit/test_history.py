@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetertrain.core.aggregator import UpdateArrived
+from hetertrain.core.events import UpdateArrived
 from hetertrain.core.members import MemberSeen
 from hetertrain.core.policy import SYNC_PRESETS, WeightPolicy
 from hetertrain.wire.traffic import Traffic

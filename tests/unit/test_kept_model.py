@@ -9,7 +9,7 @@ import numpy as np
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, Statistics
 from hetertrain.logging import silent_logger
 from hetertrain.wire.contents import JobTerms
-from hetertrain.wire.uplink import ModelReceived
+from hetertrain.wire.events import ModelReceived
 from hetertrain_edge.kept_model import SAVE_SECONDS, KeptModel
 
 TERMS = JobTerms("layout", SYNC_PRESETS["sap"], WEIGHT_PRESETS["sap"], {7: Statistics(9)}, "run")

@@ -12,11 +12,12 @@ from hetertrain import logging
 from hetertrain.core.tiers import TIERS
 from hetertrain.errors import FrameError
 from hetertrain.wire import topics
+from hetertrain.wire.events import FrameRefused, UplinkReady
 from hetertrain.wire.frames import pack, unpack
 from hetertrain.wire.log_share import ANSWER_SECONDS_MIN, LogShare, bounded
 from hetertrain.wire.messages import LogLines, LogRequest, NodeState
 from hetertrain.wire.signing import CONTROL_SIGNER, signed
-from hetertrain.wire.uplink import FrameRefused, Uplink, UplinkReady
+from hetertrain.wire.uplink import Uplink
 from hetertrain_cloud.control.log_desk import REUSE_SECONDS, WAITING_MAX, LogDesk
 from hetertrain_cloud.control.problems import ProblemError
 

@@ -10,7 +10,7 @@ import pytest
 
 from hetertrain import codec
 from hetertrain.cell import Refusal
-from hetertrain.core.aggregator import UpdateArrived
+from hetertrain.core.events import UpdateArrived
 from hetertrain.core.gate import NORM_LIMIT_MEDIANS, Outcome, Reason
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS
@@ -20,10 +20,10 @@ from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.contents import pack_update
 from hetertrain.wire.downlink import Downlink
+from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack
 from hetertrain.wire.messages import Begin, Chunk, NodeState
 from hetertrain.wire.transfer import content_digest
-from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.driver import JobDriver
 from hetertrain_cloud.reasons import EXPLANATIONS
 from hetertrain_cloud.refusals import (

@@ -20,10 +20,11 @@ from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, model_head, unpack_update, verdict_message
+from hetertrain.wire.events import ModelReceived, Outgoing
 from hetertrain.wire.frames import pack, unpack
 from hetertrain.wire.messages import Begin, JobOrder, NodeState, TrainerReady
 from hetertrain.wire.transfer import Sender
-from hetertrain.wire.uplink import ModelReceived, Outgoing, Uplink
+from hetertrain.wire.uplink import Uplink
 from hetertrain_vehicle.driver import VehicleDriver
 from tests.builders import LAYOUT
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetertrain.core.aggregator import Pulled, SyncNotice
+from hetertrain.core.events import Pulled, SyncNotice
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, Statistics
 from hetertrain.core.tiers import TIERS
@@ -18,25 +18,22 @@ from hetertrain.errors import FrameError
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, model_head
-from hetertrain.wire.downlink import (
-    AWAY_MAX,
+from hetertrain.wire.downlink import AWAY_MAX, Downlink
+from hetertrain.wire.events import (
     ContentReceived,
-    Downlink,
+    FrameRefused,
+    ModelReceived,
     NodeGone,
+    Outgoing,
+    Settled,
+    SyncAnnounced,
     TransferDeferred,
 )
 from hetertrain.wire.frames import pack, unpack
 from hetertrain.wire.messages import Begin, Flushed, Missing, NodeState, Sync
 from hetertrain.wire.signing import Check, Sign, check_signature, signed
 from hetertrain.wire.transfer import Receiver, Sender
-from hetertrain.wire.uplink import (
-    FrameRefused,
-    ModelReceived,
-    Outgoing,
-    Settled,
-    SyncAnnounced,
-    Uplink,
-)
+from hetertrain.wire.uplink import Uplink
 
 PATIENT = replace(SYNC_PRESETS["sap"], sync_deadline_seconds=5.0)
 TERMS = JobTerms("layout", PATIENT, WEIGHT_PRESETS["sap"], {0: Statistics()})

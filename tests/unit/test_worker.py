@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hetertrain import codec
-from hetertrain.core.aggregator import Pulled, SyncNotice, Tick
+from hetertrain.core.events import Pulled, SyncNotice, Tick
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.policy import SYNC_PRESETS, SyncPolicy
 from hetertrain.core.tiers import TIERS

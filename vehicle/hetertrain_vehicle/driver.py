@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hetertrain.cell import Link
-from hetertrain.core.aggregator import Pulled, SyncNotice, Tick
+from hetertrain.core.events import Pulled, SyncNotice, Tick
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.update import Update
 from hetertrain.core.worker import (
@@ -32,18 +32,18 @@ from hetertrain.transport import mqtt
 from hetertrain.transport.newest import NewestNote
 from hetertrain.transport.outbox import Outbox
 from hetertrain.wire.contents import pack_update, unpack_update
-from hetertrain.wire.messages import NOT_ELIGIBLE, TrainerReady
-from hetertrain.wire.uplink import (
+from hetertrain.wire.events import (
     FrameRefused,
     JobOrdered,
     ModelReceived,
     Settled,
     SyncAnnounced,
     TierChanged,
-    Uplink,
     UplinkEvent,
     UplinkReady,
 )
+from hetertrain.wire.messages import NOT_ELIGIBLE, TrainerReady
+from hetertrain.wire.uplink import Uplink
 from hetertrain_vehicle.position import Position
 
 FAILURE_CHARACTERS_MAX = 200

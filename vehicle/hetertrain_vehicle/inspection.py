@@ -35,9 +35,10 @@ from hetertrain.transport import mqtt
 from hetertrain.transport.outbox import Outbox, Pending, read_pending
 from hetertrain.wire import topics
 from hetertrain.wire.contents import JobTerms, unpack_as
+from hetertrain.wire.events import ModelReceived, Outgoing
 from hetertrain.wire.frames import pack, unpack
 from hetertrain.wire.messages import NodeState, Pull, TrainerReady, UpdateContent
-from hetertrain.wire.uplink import HEARTBEAT_SECONDS, ModelReceived, Outgoing, Uplink
+from hetertrain.wire.uplink import HEARTBEAT_SECONDS, Uplink
 from hetertrain_vehicle.budgets import Ledger
 from hetertrain_vehicle.driver import Circumstances, VehicleDriver
 from hetertrain_vehicle.position import NAMES, Position, coarse_position

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hetertrain.transport import mqtt
-from hetertrain.wire.uplink import Outgoing
+from hetertrain.wire.events import Outgoing
 
 
 @dataclass(frozen=True, slots=True)

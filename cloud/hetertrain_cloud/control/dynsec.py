@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hetertrain.errors import TransportError
-from hetertrain.wire.uplink import Outgoing
+from hetertrain.wire.events import Outgoing
 from hetertrain_cloud.control.access import (
     CONTROL,
     Rights,

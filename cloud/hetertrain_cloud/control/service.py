@@ -24,6 +24,7 @@ from hetertrain.security import Signer, write_private
 from hetertrain.service import Mailbox, Stop
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
+from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack, unpack
 from hetertrain.wire.messages import (
     AggregatorStatus,
@@ -34,7 +35,6 @@ from hetertrain.wire.messages import (
     NodeState,
 )
 from hetertrain.wire.signing import signed
-from hetertrain.wire.uplink import Outgoing
 from hetertrain_cloud.console import mount_console
 from hetertrain_cloud.control.access import AGGREGATOR, CONTROL, watcher_topics
 from hetertrain_cloud.control.api.app import build_app

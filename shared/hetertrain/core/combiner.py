@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetertrain import codec
-from hetertrain.core.aggregator import (
+from hetertrain.core.events import (
     Pulled,
     SyncNotice,
     Tick,

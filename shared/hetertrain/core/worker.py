@@ -27,7 +27,7 @@ from enum import StrEnum
 import numpy as np
 
 from hetertrain import codec
-from hetertrain.core.aggregator import Pulled, SyncNotice, Tick, Waiting
+from hetertrain.core.events import Pulled, SyncNotice, Tick, Waiting
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.layout import Integers, Vector
 from hetertrain.core.policy import SyncPolicy

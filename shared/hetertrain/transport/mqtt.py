@@ -32,7 +32,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from hetertrain.wire.uplink import Outgoing
+from hetertrain.wire.events import Outgoing
 
 KEEPALIVE_SECONDS = 30
 SESSION_EXPIRY_SECONDS = 3600

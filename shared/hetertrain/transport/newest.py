@@ -10,7 +10,8 @@ import json
 from dataclasses import asdict
 
 from hetertrain.transport.outbox import Outbox
-from hetertrain.wire.uplink import Newest, Uplink
+from hetertrain.wire.events import Newest
+from hetertrain.wire.uplink import Uplink
 
 WRITE_SECONDS = 10.0
 """A changed note waits so long for the next write at most."""

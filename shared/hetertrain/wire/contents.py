@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetertrain import codec
-from hetertrain.core.aggregator import BundleArrived, ContentArrived, PartialArrived, UpdateArrived
+from hetertrain.core.events import BundleArrived, ContentArrived, PartialArrived, UpdateArrived
 from hetertrain.core.gate import Outcome, Verdict
 from hetertrain.core.layout import Integers
 from hetertrain.core.policy import Statistics, SyncPolicy, WeightPolicy

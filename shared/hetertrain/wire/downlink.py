@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from hetertrain.core.aggregator import SyncNotice
+from hetertrain.core.events import SyncNotice
 from hetertrain.core.gate import Verdict
 from hetertrain.core.tiers import TIERS, Tier
 from hetertrain.core.update import Checkpoint
@@ -16,12 +16,23 @@ from hetertrain.errors import FrameError
 from hetertrain.wire import topics
 from hetertrain.wire.broadcast import Broadcaster
 from hetertrain.wire.contents import JobTerms, verdict_message
+from hetertrain.wire.events import (
+    ContentReceived,
+    DownlinkEvent,
+    DownlinkReady,
+    FlushReported,
+    FrameRefused,
+    NodeGone,
+    NodeSeen,
+    Outgoing,
+    TransferDeferred,
+)
 from hetertrain.wire.frames import HEADER_BYTES_MAX, pack, unpack
 from hetertrain.wire.messages import Begin, Chunk, Flushed, Message, Missing, NodeState, Pull, Sync
 from hetertrain.wire.signing import Check, Sign, check_signature, signed
 from hetertrain.wire.traffic import Traffic
 from hetertrain.wire.transfer import Receiver
-from hetertrain.wire.uplink import HEARTBEAT_SECONDS, FrameRefused, Outgoing
+from hetertrain.wire.uplink import HEARTBEAT_SECONDS
 
 SILENCE_HEARTBEATS = 4
 """A node that was not heard for so many heartbeats counts as gone until it is heard again."""
@@ -31,59 +42,6 @@ RECEIVERS_MAX = 4096
 AWAY_MAX = 64
 """Half-arrived transfers that are kept of nodes which are away; each goes on when its node is
 back."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSeen:
-    """A node's heartbeat."""
-
-    state: NodeState
-
-
-@dataclass(frozen=True, slots=True)
-class NodeGone:
-    """A node's last will, or its silence."""
-
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class FlushReported:
-    """A node has nothing (more) to flush."""
-
-    node: str
-    sync: int
-
-
-@dataclass(frozen=True, slots=True)
-class ContentReceived:
-    """A whole content of a node: an update or a partial, still to be examined."""
-
-    node: str
-    seq: int
-    content: bytearray
-
-
-@dataclass(frozen=True, slots=True)
-class TransferDeferred:
-    """There is no room for what a node announces: it keeps it, and asks again."""
-
-    node: str
-    size_bytes: int
-
-
-DownlinkEvent = (
-    NodeSeen | NodeGone | FlushReported | ContentReceived | TransferDeferred | FrameRefused
-)
-
-
-@dataclass(frozen=True, slots=True)
-class DownlinkReady:
-    """What to send, what happened, and when to call ``tick``."""
-
-    send: tuple[Outgoing, ...]
-    events: tuple[DownlinkEvent, ...]
-    wake_at: float
 
 
 @dataclass(slots=True)
