@@ -13,13 +13,10 @@ room, in its vehicles' outboxes; and if it may, it makes versions of its own for
 from __future__ import annotations
 
 import base64
-import math
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
-
-import numpy as np
 
 from hetertrain.cell import Cell, Link
 from hetertrain.cell import Event as CellEvent
@@ -33,7 +30,6 @@ from hetertrain.core.combiner import (
 )
 from hetertrain.core.events import BundleArrived, PartialArrived, Pulled, SyncNotice, Tick, Waiting
 from hetertrain.core.gate import Finding, Gate, Outcome, Reason, Verdict
-from hetertrain.core.update import Checkpoint
 from hetertrain.core.worker import PERIODS_MAX
 from hetertrain.errors import StoreError, TransportError
 from hetertrain.logging import Logger
@@ -61,12 +57,8 @@ from hetertrain.wire.frames import pack
 from hetertrain.wire.messages import AggregatorStatus, ModelContent
 from hetertrain.wire.uplink import Uplink
 from hetertrain_edge.backlog import INBOX_BYTES_MAX, Backlog
+from hetertrain_edge.cell_versions import CellVersions
 from hetertrain_edge.forwarding import Form, Forwarding
-from hetertrain_edge.kept_model import KeptModel
-from hetertrain_edge.local_versions import LocalVersions
-
-LOCAL_NOTED = 16
-"""Of so many local versions the first is noted durably."""
 
 Side = Literal["north", "south"]
 
@@ -117,10 +109,9 @@ class GatewayDriver:
         self._forwarded_at = 0.0
         self._verdicts: list[Verdict] = []
         """Of what was accepted since the last commit; the cell has not heard them yet."""
-        self._kept = KeptModel(directory / "model.frame", log)
-        self._model: ModelReceived | None = None
-        """The newest version of the cloud."""
-        self._local = LocalVersions(local_after_seconds)
+        self._versions = CellVersions(
+            self.cell, self._backlog.inbox, directory, log, local_after_seconds
+        )
         self._down_since: float | None = 0.0
         """When the link to the cloud broke; None: it stands."""
         self.own_work = ""
@@ -144,59 +135,10 @@ class GatewayDriver:
         if in_flight is not None:
             self._apply_uplink(self.uplink.offer(*in_flight, now), now)
         self._limit()
-        model = self._kept.load()
-        if model is not None and model.terms.lineage == head.lineage:
-            self._go_on_from(model, now)
+        model = self._versions.recover(self._combiner, now)
+        if model is not None:
+            self.uplink.hold(model)
         self._log.info("gateway_recovered", updates=self._combiner.num_collected)
-
-    def _go_on_from(self, model: ModelReceived, now: float) -> None:
-        """Serve the version that was kept, or the cell's own on it, where there was one."""
-        assert self._combiner is not None, "a version was kept"
-        self._model = model
-        self._combiner.serve(model.version, model.terms.statistics)
-        self.uplink.hold(model)
-        noted = int(self._backlog.inbox.noted("local") or 0)
-        # At least as many as there were.
-        self._local.number = noted + LOCAL_NOTED if noted else 0
-        self._local.worked(self._combiner.nodes(), now)
-        if self._local.number and self._combiner.makes_local:
-            self._make_local(now)
-        else:
-            self._serve(model, now)
-
-    def _serve(self, model: ModelReceived, now: float) -> None:
-        """Announce a version of the cloud to the cell."""
-        checkpoint = Checkpoint(model.version, model.vector, model.integers)
-        self.cell.release(checkpoint, model.sync, model.terms, now)
-
-    def _make_local(self, now: float) -> None:
-        """Announce what the newest version and all work that the cloud has not got give together.
-
-        It has the version's number, since what starts from it is to the cloud as what starts from
-        that.
-        """
-        combiner, model = self._combiner, self._model
-        assert combiner is not None, "there is a version to work on"
-        assert model is not None, "it was received or kept"
-        number = self._local.made()
-        if not combiner.has_work:
-            return
-        if number % LOCAL_NOTED == 1:
-            self._backlog.inbox.note("local", str(number))
-        checkpoint = Checkpoint(model.version, model.vector, model.integers)
-        made = combiner.local_cut(checkpoint)
-        if not np.isfinite(made.vector).all():
-            self._log.error("local_version_not_finite", version=made.version, local=number)
-            return
-        self.cell.release(made, None, replace(model.terms, local=number), now)
-        self._log.info("local_version_made", version=made.version, local=number)
-
-    @property
-    def _local_due_at(self) -> float:
-        if self._combiner is None or self._model is None:
-            return math.inf
-        active = self._combiner.members.num_active
-        return self._local.due_at(self._combiner.policy, active, self._down_since)
 
     def _build_combiner(self, head: ModelContent) -> Combiner:
         terms = model_terms(head)
@@ -204,7 +146,7 @@ class GatewayDriver:
         gate = Gate(head.layout, head.size, len(head.integers), policy.max_lag, head.lineage)
         combiner = Combiner(gate, policy, terms.weights, head.version, dict(terms.statistics))
         combiner.bytes_max = self._forwarding.updates_bytes_max(head.size)
-        combiner.makes_local = self._local.after_seconds is not None
+        combiner.makes_local = self._versions.makes_local
         for state in self.cell.downlink.nodes.values():
             combiner.members.seen(state.node, state.active)
         return combiner
@@ -213,7 +155,7 @@ class GatewayDriver:
     def wakes_at(self) -> float:
         """When to call ``tick``, if nothing happens before."""
         machines = min(self._uplink_wakes_at, self._combiner_wakes_at, self.cell.wakes_at)
-        return min(machines, self._local_due_at)
+        return min(machines, self._versions.local_due_at(self._combiner, self._down_since))
 
     def tick(self, now: float) -> None:
         """Do what is due.
@@ -227,8 +169,9 @@ class GatewayDriver:
         if now >= self._uplink_wakes_at:
             self._report(now)
             self._apply_uplink(self.uplink.tick(now), now)
-        if now >= self._local_due_at:
-            self._make_local(now)
+        if now >= self._versions.local_due_at(self._combiner, self._down_since):
+            assert self._combiner is not None, "without it none is due"
+            self._versions.make_local(self._combiner, now)
         if now >= self.cell.wakes_at:
             self.cell.tick(now)
         self._newest.tick(now)
@@ -277,7 +220,7 @@ class GatewayDriver:
                     raise TransportError(reason)
                 if self._down_since is None:
                     self._down_since = now
-                self._kept.save(now)
+                self._versions.save(now)
                 self._apply_uplink(self.uplink.disconnected(now), now)
             case _, mqtt.Denied(what, reason):
                 self._log.error("access_denied", what=what, reason=reason)
@@ -351,12 +294,7 @@ class GatewayDriver:
             # What was collected on models that no longer exist has nowhere to go.
             self._backlog.forget()
             self._limit()
-        self._model = model
-        self._kept.take(model, now)
-        if self._local.number:
-            self._local.number = 0
-            self._backlog.inbox.note("local", "0")
-        self._serve(model, now)
+        self._versions.take(model, now)
 
     def _step(self, event: Event, now: float) -> None:
         if self._combiner is None:
@@ -374,7 +312,7 @@ class GatewayDriver:
             self._backlog.seal()
         self._backlog.accept([arrived.content for arrived in ready.persist])
         self._verdicts.extend(ready.verdicts)
-        self._local.worked((arrived.update.node for arrived in ready.persist), now)
+        self._versions.worked((arrived.update.node for arrived in ready.persist), now)
         self._combiner_wakes_at = ready.wake_at if ready.wake_at is not None else now + 1.0
         for arrived in ready.persist:
             self._updates_by_lag[self._combiner.version - arrived.update.base_version] += 1
@@ -458,7 +396,7 @@ class GatewayDriver:
             return Waiting("inbox", text)
         if not away:
             return self._combiner.waiting_for()
-        number = self._local.number
+        number = self._versions.local_number
         own = f"; local version {number} on {self._combiner.version}" if number else ""
         return Waiting("cloud", away + own)
 
@@ -502,12 +440,12 @@ class GatewayDriver:
             waiting_for=waiting.text[:500],
             num_parameters=self.cell.downlink.num_parameters,
             **asdict(self.cell.downlink.traffic),
-            local=self._local.number,
+            local=self._versions.local_number,
         )
 
     def keep(self, now: float) -> None:
         """Have the newest version on disk before a stop."""
-        self._kept.save(now)
+        self._versions.save(now)
 
     def close(self) -> None:
         """Close the stores."""

@@ -111,11 +111,11 @@ def run_console(
         screens = [measure_page(server.url, session, name, repeats) for name in SCREENS]
         on_progress(0.5)
         seconds = WATCH_SECONDS_QUICK if is_quick else WATCH_SECONDS
-        watched = asyncio.run(watch_all(server, session, seconds))
-        on_progress(0.7)
+        watching = watch_all(server, session, seconds, lambda share: on_progress(0.5 + 0.3 * share))
+        watched = asyncio.run(watching)
         num_pages = PAGES_QUICK if is_quick else PAGES
         page_mib = asyncio.run(memory_of_pages(server, session, num_pages))
-        on_progress(0.8)
+        on_progress(0.9)
         clicked = measure_clicks(server.url, session, repeats)
     measured = tuple(
         replace(
@@ -241,7 +241,7 @@ def _client(session: str) -> aiohttp.ClientSession:
 
 
 async def watch_all(
-    server: Server, session: str, seconds: float
+    server: Server, session: str, seconds: float, on_progress: Callable[[float], None]
 ) -> dict[str, tuple[float | None, int | None]]:
     """Keep each screen open for a while; return a refresh's median time in milliseconds, and the
     bytes that came in two seconds.
@@ -263,6 +263,7 @@ async def watch_all(
                 round(statistics.median(times), 1) if is_live else None,
                 num_bytes if is_live else None,
             )
+            on_progress(len(found) / len(SCREENS))
     return found
 
 
