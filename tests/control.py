@@ -13,6 +13,7 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from hetertrain.security import load_or_make_key, make_request
+from hetertrain.wire.messages import NodeState
 from hetertrain_cloud.control import operators
 from hetertrain_cloud.control.api.app import build_app
 from hetertrain_cloud.control.api.convention import Limiter
@@ -135,3 +136,17 @@ def control_plane(directory: Path, url: str | None = None) -> Iterator[Bench]:
         yield Bench(plane, clock, directory)
     finally:
         database.close()
+
+
+def say(bench: Bench, node: str, **said: Any) -> None:
+    """Let the control plane hear a node."""
+    usual = {"job": "fleet", "cell": "cloud", "tier": "t2", "role": "vehicle"}
+    bench.plane.live.see(NodeState(**usual | {"node": node, "is_online": True} | said))
+
+
+def enrol(bench: Bench, client: TestClient, names: list[str], **claim: Any) -> None:
+    """Enrol nodes with one claim for all."""
+    secret = bench.claim(client, uses=len(names), **claim)
+    for name in names:
+        body = {"claim": secret, "request": bench.request(name, key="all")}
+        assert client.post("/api/v1/enrolments", json=body).status_code in (200, 202)

@@ -1,188 +1,30 @@
-"""Frames, transfers, and the conversation of a node with its aggregator."""
+"""The conversation of a node with its aggregator."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hetertrain.core.events import Pulled, SyncNotice
-from hetertrain.core.gate import Outcome, Verdict
-from hetertrain.core.policy import SYNC_PRESETS, WEIGHT_PRESETS, Statistics
+from hetertrain.core.events import Pulled
 from hetertrain.core.tiers import TIERS
 from hetertrain.core.update import Checkpoint
-from hetertrain.errors import FrameError
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
-from hetertrain.wire.contents import JobTerms, model_head
-from hetertrain.wire.downlink import AWAY_MAX, Downlink
+from hetertrain.wire.downlink import Downlink
 from hetertrain.wire.events import (
     ContentReceived,
-    FrameRefused,
     ModelReceived,
     NodeGone,
     Outgoing,
     Settled,
-    SyncAnnounced,
-    TransferDeferred,
 )
 from hetertrain.wire.frames import pack, unpack
-from hetertrain.wire.messages import Begin, Flushed, Missing, NodeState, Sync
-from hetertrain.wire.signing import Check, Sign, check_signature, signed
-from hetertrain.wire.transfer import Receiver, Sender
+from hetertrain.wire.messages import Begin, Flushed, Missing, NodeState
 from hetertrain.wire.uplink import Uplink
-
-PATIENT = replace(SYNC_PRESETS["sap"], sync_deadline_seconds=5.0)
-TERMS = JobTerms("layout", PATIENT, WEIGHT_PRESETS["sap"], {0: Statistics()})
-STATE = NodeState(
-    node="n0", job="job", cell="cloud", tier="t1", role="vehicle", is_online=True, label="bus"
-)
-
-
-def test_a_frame_returns_what_went_in() -> None:
-    message, payload = unpack(pack(STATE, b"payload"))
-    assert message == STATE
-    assert bytes(payload) == b"payload"
-
-
-def test_no_cut_and_no_flipped_bit_of_a_frame_gets_past_the_border() -> None:
-    frame = pack(Flushed(node="n0", sync=3), b"payload")
-    for length in range(len(frame)):
-        with pytest.raises(FrameError):
-            unpack(frame[:length])
-    for bit in range(8 * len(frame)):
-        damaged = bytearray(frame)
-        damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(FrameError):
-            unpack(bytes(damaged))
-
-
-@pytest.mark.parametrize(
-    "change", [{"node": ""}, {"node": "x" * 65}, {"seq": -1}, {"chunk_bytes": 1}, {"seq": 1 << 62}]
-)
-def test_a_header_out_of_bounds_is_refused(change: dict) -> None:
-    begin = Begin(node="n0", seq=1, size_bytes=3, chunk_bytes=512, digest="x")
-    with pytest.raises(FrameError, match="header"):
-        unpack(pack(replace(begin, **change)))
-
-
-def make_sender(content: bytes, window: int = 2) -> Sender:
-    return Sender("n0", 1, content, chunk_bytes=256, window=window, airtime_seconds=1.0)
-
-
-def test_a_sender_never_has_more_than_its_window_unacknowledged() -> None:
-    sender = make_sender(bytes(2000), window=3)
-    assert len(sender.due(0.0)) == 3
-    assert sender.due(0.1) == []
-    sender.delivered(0.1)
-    assert len(sender.due(0.2)) == 1
-
-
-def test_a_sender_without_a_verdict_asks_again() -> None:
-    sender = make_sender(bytes(100), window=9)
-    assert len(sender.due(0.0)) == 2
-    sender.delivered(0.1)
-    sender.delivered(0.1)
-    assert sender.due(1.0) == []
-    assert [type(message) for message, _ in sender.due(sender.ask_at)] == [Begin]
-
-
-@pytest.mark.parametrize("lost", [[0], [0, 1, 2, 3, 4], [4], [1, 3]])
-def test_lost_chunks_and_only_those_are_sent_again(lost: list[int]) -> None:
-    content = random.Random(1).randbytes(1100)
-    sender = make_sender(content, window=99)
-    (begin, _), *chunks = sender.due(0.0)
-    receiver = Receiver(begin)
-    for index, (_, data) in enumerate(chunks):
-        if index not in lost:
-            assert receiver.chunk(index, data) is None
-    for _ in range(6):
-        sender.delivered(0.1)
-    sender.missing(receiver.missing())
-    again = sender.due(0.1)
-    assert [message.index for message, _ in again] == lost
-    results = [receiver.chunk(message.index, data) for message, data in again]
-    assert results[-1] == content
-
-
-def test_a_receiver_refuses_chunks_that_do_not_fit() -> None:
-    begin = Begin(node="n0", seq=1, size_bytes=300, chunk_bytes=256, digest="wrong")
-    receiver = Receiver(begin)
-    for index, size in ((2, 44), (0, 255), (1, 256), (1 << 40, 1)):
-        with pytest.raises(FrameError, match="chunk"):
-            receiver.chunk(index, memoryview(bytes(size)))
-    receiver.chunk(0, memoryview(bytes(256)))
-    with pytest.raises(FrameError, match="content"):
-        receiver.chunk(1, memoryview(bytes(44)))
-
-
-class Conversation:
-    """A node and an aggregator, a network that may lose frames, and a virtual clock."""
-
-    def __init__(
-        self,
-        seed: int,
-        loss: float,
-        *,
-        follows_link: bool = False,
-        sign: Sign | None = None,
-        check: Check | None = None,
-    ) -> None:
-        self.random = random.Random(seed)
-        self.loss = loss
-        self.now = 0.0
-        self.node = Uplink(STATE, TIERS["t1"], follows_link=follows_link, check=check)
-        self.bits_per_second = 1e6
-        self.aggregator = Downlink("job", "cloud", sign=sign)
-        self.node_events: list[object] = []
-        self.aggregator_events: list[object] = []
-        self.vector = np.zeros(60_000, np.float32)
-        self.version = 0
-        self.release(None)
-        self.up(self.node.connected(self.now))
-
-    def release(self, sync: int | None) -> None:
-        checkpoint = Checkpoint(self.version, self.vector.copy(), np.empty(0, np.int64))
-        self.down(self.aggregator.release(checkpoint, sync, TERMS, self.now))
-
-    def move(self) -> None:
-        noise = np.random.default_rng(self.version).normal(0, 1, self.vector.size)
-        self.vector += noise.astype(np.float32)
-        self.version += 1
-        self.release(None)
-
-    def up(self, ready) -> None:
-        self.node_events += ready.events
-        for item in ready.send:
-            if item.token is not None:
-                self.now += 8 * len(item.frame) / self.bits_per_second
-            if self.random.random() >= self.loss:
-                self.down(self.aggregator.received(item.topic, item.frame, self.now))
-            if item.token is not None:
-                self.up(self.node.delivered(item.token, self.now))
-
-    def down(self, ready) -> None:
-        self.aggregator_events += ready.events
-        for item in ready.send:
-            if item.topic in self.node.subscriptions and self.random.random() >= self.loss:
-                self.up(self.node.received(item.topic, item.frame, self.now))
-        for event in ready.events:
-            if isinstance(event, ContentReceived):
-                verdict = Verdict(event.node, event.seq, Outcome.MERGED)
-                self.down(self.aggregator.answer(verdict, self.now))
-
-    def run(self, seconds: float) -> None:
-        end = self.now + seconds
-        while self.now < end:
-            self.now += 0.25
-            self.up(self.node.tick(self.now))
-            self.down(self.aggregator.tick(self.now))
-
-    def of(self, kind: type) -> list:
-        return [e for e in (*self.node_events, *self.aggregator_events) if isinstance(e, kind)]
+from tests.conversation import PATIENT, STATE, TERMS, Conversation, heard
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -209,98 +51,6 @@ def test_a_node_holds_its_tiers_model_within_seconds_though_frames_are_lost(seed
     assert newest.version == talk.version
     chain = talk.aggregator.broadcaster.chains["t1"]
     np.testing.assert_array_equal(newest.vector, chain.held.vector)
-
-
-def toy_signature(data: bytes) -> tuple[bytes, bytes]:
-    return hashlib.sha256(b"secret" + data).digest(), b"certificate"
-
-
-def toy_check(signer: str, data: bytes, signature: bytes, certificate: bytes) -> bool:
-    return signer == "aggregator" and (signature, certificate) == toy_signature(data)
-
-
-def test_a_node_that_asks_for_signatures_takes_the_versions_and_notices_that_have_them() -> None:
-    talk = Conversation(1, 0.0, sign=toy_signature, check=toy_check)
-    talk.run(5.0)
-    talk.move()
-    talk.run(30.0)
-    talk.down(talk.aggregator.notice(SyncNotice(3, 1.0), talk.now))
-
-    assert talk.of(ModelReceived)[-1].version == 1
-    assert talk.of(SyncAnnounced) == [SyncAnnounced(3, 1.0)]
-    assert talk.of(FrameRefused) == []
-
-
-def test_unsigned_versions_and_notices_are_refused_where_signatures_are_asked_for() -> None:
-    talk = Conversation(1, 0.0, check=toy_check)
-    talk.run(10.0)
-    talk.down(talk.aggregator.notice(SyncNotice(3, 1.0), talk.now))
-
-    assert talk.of(ModelReceived) == talk.of(SyncAnnounced) == []
-    assert {event.reason for event in talk.of(FrameRefused)} == {"signature"}
-
-
-def test_an_announcement_that_its_node_did_not_sign_is_refused() -> None:
-    begin = Begin(node="n0", seq=1, size_bytes=3, chunk_bytes=512, digest="x")
-
-    def by(name: str) -> Sign:
-        return lambda data: (hashlib.sha256(name.encode() + data).digest(), name.encode())
-
-    def check(signer: str, data: bytes, signature: bytes, certificate: bytes) -> bool:
-        return (signature, certificate) == by(signer)(data)
-
-    aggregator = Downlink("job", "cloud", check=check)
-    checkpoint = Checkpoint(0, np.zeros(9, np.float32), np.empty(0, np.int64))
-    aggregator.release(checkpoint, None, TERMS, 0.0)
-    topic = topics.up("job", "cloud", "t1", "n0")
-
-    def reasons(announced: Begin) -> list[str]:
-        ready = aggregator.received(topic, pack(announced), 0.0)
-        return [event.reason for event in ready.events if isinstance(event, FrameRefused)]
-
-    assert reasons(begin) == ["signature"]
-    assert reasons(signed(begin, "job", "cloud", by("n1"))) == ["signature"]
-    good = signed(begin, "job", "cloud", by("n0"))
-    assert reasons(replace(good, digest="another")) == ["signature"]
-    assert reasons(good) == []
-
-
-def test_a_signature_is_for_one_job_one_cell_and_every_field() -> None:
-    notice = signed(Sync(sync=3, deadline_seconds=1), "job", "cloud", toy_signature)
-    check_signature(notice, "job", "cloud", toy_check)
-    others = [
-        (replace(notice, sync=4), "job", "cloud"),
-        (notice, "another", "cloud"),
-        (notice, "job", "edge-1"),
-        (replace(notice, certificate=b"another"), "job", "cloud"),
-    ]
-    for message, job, cell in others:
-        with pytest.raises(FrameError, match="signature"):
-            check_signature(message, job, cell, toy_check)
-
-
-def test_an_older_run_or_a_much_older_version_that_is_sent_again_is_refused() -> None:
-    talk = Conversation(1, 0.0, sign=toy_signature, check=toy_check)
-    talk.run(5.0)
-    held = talk.of(ModelReceived)[-1]
-    held = replace(held, version=500, terms=replace(held.terms, lineage="00000002"))
-    talk.node.hold(held)
-
-    def age(lineage: str, version: int) -> None:
-        terms = replace(held.terms, lineage=lineage)
-        content = model_head(
-            version=version, sync=None, base="", model="m", size=1, integers=None, terms=terms
-        )
-        talk.node._check_age(content)
-
-    for lineage, version in (("00000001", 900), ("00000002", 400)):
-        with pytest.raises(FrameError, match="age"):
-            age(lineage, version)
-    age("00000003", 0)
-    age("00000002", 499)
-    # One that was taken though it is a little older opens no way back, a step at a time.
-    talk.node.hold(replace(held, version=499))
-    assert talk.node.newest.version == 500
 
 
 class Tier1:
@@ -590,10 +340,6 @@ def test_a_node_that_has_the_newest_version_already_is_sent_none() -> None:
     assert not [item for item in (*sent, *later) if item.topic.endswith("/t3")]
 
 
-def heard(aggregator: Downlink, state: NodeState, now: float = 1.0) -> list[object]:
-    return list(aggregator.received(topics.state(state.node), pack(state), now).events)
-
-
 def test_a_node_that_says_it_is_in_another_cell_is_forgotten_at_once() -> None:
     aggregator = Downlink("job", "cloud")
     heard(aggregator, STATE)
@@ -609,70 +355,6 @@ def test_the_last_will_of_the_cell_that_a_node_left_ends_nothing_in_its_new_one(
     heard(aggregator, STATE)
     assert heard(aggregator, replace(STATE, cell="edge-1", is_online=False)) == []
     assert heard(aggregator, replace(STATE, is_online=False)) == [NodeGone("n0")]
-
-
-def ready_to_take(room_bytes: int | None = None) -> Downlink:
-    aggregator = Downlink("job", "cloud", room_bytes=room_bytes)
-    aggregator.release(
-        Checkpoint(0, np.zeros(9, np.float32), np.empty(0, np.int64)), None, TERMS, 0
-    )
-    return aggregator
-
-
-def frames_of(node: str, content: bytes) -> tuple[str, list[bytes]]:
-    sender = Sender(node, 1, content, chunk_bytes=256, window=99, airtime_seconds=1.0)
-    frames = [pack(message, chunk) for message, chunk in sender.due(0.0)]
-    return topics.up("job", "cloud", "t1", node), frames
-
-
-def test_a_transfer_goes_on_where_it_stood_when_its_node_comes_back_to_the_cell() -> None:
-    aggregator, content = ready_to_take(), random.Random(1).randbytes(1000)
-    topic, (begin, *chunks) = frames_of("n0", content)
-    heard(aggregator, STATE)
-    for frame in (begin, *chunks[:3]):
-        aggregator.received(topic, frame, 1.0)
-    heard(aggregator, replace(STATE, cell="edge-1"))
-    heard(aggregator, STATE, 90.0)
-    asked = [unpack(item.frame) for item in aggregator.received(topic, begin, 90.0).send]
-    (missing,) = [bits for message, bits in asked if isinstance(message, Missing)]
-    assert np.unpackbits(np.frombuffer(missing, np.uint8)).sum() == 1
-    events = aggregator.received(topic, chunks[3], 90.0).events
-    assert [bytes(e.content) for e in events if isinstance(e, ContentReceived)] == [content]
-
-
-def test_half_arrived_transfers_of_nodes_that_left_are_bounded() -> None:
-    aggregator = ready_to_take()
-    for number in range(3 * AWAY_MAX):
-        node = f"n{number}"
-        topic, (begin, *_) = frames_of(node, bytes(1000))
-        heard(aggregator, replace(STATE, node=node))
-        aggregator.received(topic, begin, 1.0)
-        heard(aggregator, replace(STATE, node=node, cell="edge-1"))
-    assert len(aggregator._receivers) == AWAY_MAX
-
-
-def test_without_room_a_node_keeps_its_content_and_is_taken_when_there_is_room() -> None:
-    talk = Conversation(1, loss=0.0)
-    talk.aggregator.room_bytes = 1000
-    talk.up(talk.node.offer(5, bytes(2000), talk.now))
-    talk.run(60.0)
-    deferred = talk.of(TransferDeferred)
-    assert {(event.node, event.size_bytes) for event in deferred} == {("n0", 2000)}
-    assert talk.of(ContentReceived) == talk.of(Settled) == []
-    talk.aggregator.room_bytes = 2000
-    talk.run(60.0)
-    assert [event.verdict.seq for event in talk.of(Settled)] == [5]
-
-
-def test_what_is_under_way_takes_of_the_room_and_who_left_does_not() -> None:
-    aggregator = ready_to_take(room_bytes=1500)
-    one, (begin_one, *_) = frames_of("n1", bytes(1000))
-    two, (begin_two, *_) = frames_of("n2", bytes(1000))
-    heard(aggregator, replace(STATE, node="n1"))
-    assert aggregator.received(one, begin_one, 1.0).events == ()
-    assert aggregator.received(two, begin_two, 1.0).events == (TransferDeferred("n2", 1000),)
-    heard(aggregator, replace(STATE, node="n1", cell="edge-1"))
-    assert aggregator.received(two, begin_two, 2.0).events == ()
 
 
 def test_a_gateways_own_versions_reach_its_nodes_though_the_number_stays() -> None:
