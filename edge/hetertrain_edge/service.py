@@ -37,6 +37,7 @@ from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack
 from hetertrain.wire.log_share import LogShare
 from hetertrain.wire.messages import NodeState
+from hetertrain.wire.signing import GATEWAY_ROLE
 from hetertrain.wire.uplink import Uplink
 from hetertrain_edge.cell_report import CellReport
 from hetertrain_edge.driver import GatewayDriver, Side
@@ -172,7 +173,7 @@ class EdgeSettings(BrokerSettings):
             SettingsError: a name cannot stand in a topic, or the tier is unknown.
         """
         state = first_state(
-            node=self.node, job=self.job, cell=topics.CLOUD_CELL, tier=self.tier, role="edge"
+            node=self.node, job=self.job, cell=topics.CLOUD_CELL, tier=self.tier, role=GATEWAY_ROLE
         )
         return replace(
             state,

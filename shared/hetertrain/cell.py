@@ -206,6 +206,8 @@ class Cell:
         num_bytes, num_parameters = len(received.content), self.downlink.num_parameters
         try:
             arrival = unpack_arrival(received.content, received.node, num_parameters or None)
+            if not isinstance(arrival, UpdateArrived) and not received.relays:
+                raise FrameError("identity", f"{received.node} sent other nodes' work unannounced")
         except FrameError as error:
             self.downlink.traffic.came(num_bytes, 0, num_parameters)
             finding = Finding(Reason.CONTENT)

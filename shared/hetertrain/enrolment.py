@@ -21,7 +21,7 @@ from cryptography import x509
 from hetertrain.control import ControlClient, fetch_authority
 from hetertrain.errors import ControlError, CredentialError, HetertrainError
 from hetertrain.logging import get_logger
-from hetertrain.security import load_or_make_key, make_request, write_private
+from hetertrain.security import certified_role, load_or_make_key, make_request, write_private
 
 KEY_FILE = "node.key"
 CERTIFICATE_FILE = "node.crt"
@@ -137,14 +137,16 @@ def renew(*, url: str, key_file: Path, certificate_file: Path, authority_file: P
 
 
 def is_renewal_due(certificate_file: Path, now: datetime.datetime) -> bool:
-    """Tell whether a third of a certificate's life, or less, is left.
+    """Tell whether a third of a certificate's life, or less, is left, or it lacks the node's role,
+    as those of earlier releases do.
 
     Raises:
         CredentialError: it cannot be read.
     """
     certificate = _certificate(certificate_file)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return ends - now <= (ends - begins) * RENEWAL_SHARE
+    is_old = ends - now <= (ends - begins) * RENEWAL_SHARE
+    return is_old or certified_role(certificate) is None
 
 
 def _certificate(path: Path) -> x509.Certificate:

@@ -1,7 +1,8 @@
 """Keys, certificate requests and signatures, as nodes and cloud use them: ECDSA over P-256.
 
 A private key is made where it is used and never leaves that machine. A node is known by the common
-name of its certificate, and its key by the SHA-256 of its public half.
+name of its certificate, its role by the organizational unit, and its key by the SHA-256 of its
+public half.
 """
 
 from __future__ import annotations
@@ -146,6 +147,12 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise CredentialError(f"{path} cannot be read as a certificate: {error}") from error
 
 
+def certified_role(certificate: x509.Certificate) -> str | None:
+    """Return the role that a certificate gives its node; None: it gives none."""
+    units = certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+    return str(units[0].value) if len(units) == 1 else None
+
+
 class Signer:
     """Signs with a key, and shows by its certificate whose key that is."""
 
@@ -187,16 +194,21 @@ class Verifier:
         self._known: dict[bytes, x509.Certificate] = {}
         """Certificates that were checked, by their bytes; few, since few sign."""
 
-    def check(self, signer: str, data: bytes, signature: bytes, certificate: bytes) -> bool:
-        """Tell whether bytes have a signer's signature, by a certificate that is valid now."""
+    def check(
+        self, signer: str, role: str | None, data: bytes, signature: bytes, certificate: bytes
+    ) -> bool:
+        """Tell whether bytes have a signer's signature, by a certificate that is valid now and, if
+        a role is asked for, of that role.
+        """
         found = self._known.get(certificate) or self._issued(certificate)
         if found is None:
             return False
         names = found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        is_in_role = role is None or certified_role(found) == role
         now = datetime.datetime.now(datetime.UTC)
         is_valid = found.not_valid_before_utc <= now <= found.not_valid_after_utc
         key = found.public_key()
-        if not is_valid or [name.value for name in names] != [signer]:
+        if not is_valid or not is_in_role or [name.value for name in names] != [signer]:
             return False
         if not isinstance(key, ec.EllipticCurvePublicKey):
             return False

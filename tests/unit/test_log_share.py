@@ -129,7 +129,10 @@ class Signer:
         return data[-64:], self.name
 
     @staticmethod
-    def check(signer: str, data: bytes, signature: bytes, certificate: bytes) -> bool:
+    def check(
+        signer: str, role: str | None, data: bytes, signature: bytes, certificate: bytes
+    ) -> bool:
+        del role
         return (signer.encode(), data[-64:]) == (certificate, signature)
 
 

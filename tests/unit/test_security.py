@@ -23,9 +23,15 @@ NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
 
 
-def signer(directory: Path, authority: Authority, name: str, at: datetime.datetime = NOW) -> Signer:
+def signer(
+    directory: Path,
+    authority: Authority,
+    name: str,
+    at: datetime.datetime = NOW,
+    role: str | None = None,
+) -> Signer:
     key = load_or_make_key(directory / f"{name}.key")
-    issued = authority.issue_node(name, key.public_key(), at, DAY)
+    issued = authority.issue_node(name, role, key.public_key(), at, DAY)
     write_private(directory / f"{name}.crt", issued.pem.encode())
     return Signer(directory / f"{name}.key", directory / f"{name}.crt")
 
@@ -41,17 +47,31 @@ def test_a_signature_counts_for_the_name_in_a_certificate_of_the_fleets_authorit
     expired = signer(tmp_path, ours, "old", NOW - 2 * DAY).sign(b"data")
     forged = signer(tmp_path / "x", another, "aggregator").sign(b"data")
 
-    assert verifier.check("aggregator", b"data", *good)
-    assert not verifier.check("aggregator", b"other data", *good)
-    assert not verifier.check("aggregator", b"data", *by_node)
-    assert not verifier.check("old", b"data", *expired)
-    assert not verifier.check("aggregator", b"data", *forged)
-    assert not verifier.check("aggregator", b"data", b"", b"")
-    assert not verifier.check("aggregator", b"data", good[0], b"no certificate")
+    assert verifier.check("aggregator", None, b"data", *good)
+    assert not verifier.check("aggregator", None, b"other data", *good)
+    assert not verifier.check("aggregator", None, b"data", *by_node)
+    assert not verifier.check("old", None, b"data", *expired)
+    assert not verifier.check("aggregator", None, b"data", *forged)
+    assert not verifier.check("aggregator", None, b"data", b"", b"")
+    assert not verifier.check("aggregator", None, b"data", good[0], b"no certificate")
     # A version that there is not: the parser's error is none of the usual ones.
     strange = good[1].replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x09", 1)
     assert strange != good[1]
-    assert not verifier.check("aggregator", b"data", good[0], strange)
+    assert not verifier.check("aggregator", None, b"data", good[0], strange)
+
+
+def test_a_signature_counts_in_a_role_if_the_authority_gave_it(tmp_path: Path) -> None:
+    ours = Authority(tmp_path / "ours", NOW)
+    verifier = Verifier(tmp_path / "ours" / "authority.crt")
+    gateway = signer(tmp_path, ours, "edge-1", role="edge").sign(b"data")
+    vehicle = signer(tmp_path, ours, "car-1", role="vehicle").sign(b"data")
+    without = signer(tmp_path, ours, "car-2").sign(b"data")
+
+    assert verifier.check("edge-1", "edge", b"data", *gateway)
+    assert verifier.check("edge-1", None, b"data", *gateway)
+    assert verifier.check("car-1", None, b"data", *vehicle)
+    assert not verifier.check("car-1", "edge", b"data", *vehicle)
+    assert not verifier.check("car-2", "edge", b"data", *without)
 
 
 def test_a_renewed_certificate_is_shown_with_the_next_signature(tmp_path: Path) -> None:

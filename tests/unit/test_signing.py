@@ -29,8 +29,36 @@ def toy_signature(data: bytes) -> tuple[bytes, bytes]:
     return hashlib.sha256(b"secret" + data).digest(), b"certificate"
 
 
-def toy_check(signer: str, data: bytes, signature: bytes, certificate: bytes) -> bool:
+def toy_check(
+    signer: str, role: str | None, data: bytes, signature: bytes, certificate: bytes
+) -> bool:
+    del role
     return signer == "aggregator" and (signature, certificate) == toy_signature(data)
+
+
+BEGIN = Begin(node="n0", seq=1, size_bytes=3, chunk_bytes=512, digest="x")
+
+
+def by(name: str, role: str = "") -> Sign:
+    """Signs as a node with a certificate of a role."""
+    whose = f"{name} {role}".encode()
+    return lambda data: (hashlib.sha256(whose + data).digest(), whose)
+
+
+def check(signer: str, role: str | None, data: bytes, signature: bytes, certificate: bytes) -> bool:
+    name, _, certified = certificate.decode().partition(" ")
+    if name != signer or role not in (None, certified):
+        return False
+    return (signature, certificate) == by(signer, certified)(data)
+
+
+def reasons(announced: Begin) -> list[str]:
+    """Announce to an aggregator; return why it refuses, if it does."""
+    aggregator = Downlink("job", "cloud", check=check)
+    checkpoint = Checkpoint(0, np.zeros(9, np.float32), np.empty(0, np.int64))
+    aggregator.release(checkpoint, None, TERMS, 0.0)
+    ready = aggregator.received(topics.up("job", "cloud", "t1", "n0"), pack(announced), 0.0)
+    return [event.reason for event in ready.events if isinstance(event, FrameRefused)]
 
 
 def test_a_node_that_asks_for_signatures_takes_the_versions_and_notices_that_have_them() -> None:
@@ -55,28 +83,27 @@ def test_unsigned_versions_and_notices_are_refused_where_signatures_are_asked_fo
 
 
 def test_an_announcement_that_its_node_did_not_sign_is_refused() -> None:
-    begin = Begin(node="n0", seq=1, size_bytes=3, chunk_bytes=512, digest="x")
-
-    def by(name: str) -> Sign:
-        return lambda data: (hashlib.sha256(name.encode() + data).digest(), name.encode())
-
-    def check(signer: str, data: bytes, signature: bytes, certificate: bytes) -> bool:
-        return (signature, certificate) == by(signer)(data)
-
-    aggregator = Downlink("job", "cloud", check=check)
-    checkpoint = Checkpoint(0, np.zeros(9, np.float32), np.empty(0, np.int64))
-    aggregator.release(checkpoint, None, TERMS, 0.0)
-    topic = topics.up("job", "cloud", "t1", "n0")
-
-    def reasons(announced: Begin) -> list[str]:
-        ready = aggregator.received(topic, pack(announced), 0.0)
-        return [event.reason for event in ready.events if isinstance(event, FrameRefused)]
-
-    assert reasons(begin) == ["signature"]
-    assert reasons(signed(begin, "job", "cloud", by("n1"))) == ["signature"]
-    good = signed(begin, "job", "cloud", by("n0"))
+    assert reasons(BEGIN) == ["signature"]
+    assert reasons(signed(BEGIN, "job", "cloud", by("n1"))) == ["signature"]
+    good = signed(BEGIN, "job", "cloud", by("n0"))
     assert reasons(replace(good, digest="another")) == ["signature"]
     assert reasons(good) == []
+
+
+def test_other_nodes_work_is_taken_from_one_whose_certificate_says_gateway() -> None:
+    begin = replace(BEGIN, relays=True)
+    assert reasons(signed(begin, "job", "cloud", by("n0"))) == ["signature"]
+    assert reasons(signed(begin, "job", "cloud", by("n0", "vehicle"))) == ["signature"]
+    good = signed(begin, "job", "cloud", by("n0", "edge"))
+    assert reasons(good) == []
+    assert reasons(replace(good, relays=False)) == ["signature"]
+
+
+def test_a_cells_versions_and_notices_are_signed_by_one_whose_certificate_says_gateway() -> None:
+    notice = Sync(sync=3, deadline_seconds=1)
+    check_signature(signed(notice, "job", "e1", by("e1", "edge")), "job", "e1", check)
+    with pytest.raises(FrameError, match="as edge"):
+        check_signature(signed(notice, "job", "e1", by("e1", "vehicle")), "job", "e1", check)
 
 
 def test_a_signature_is_for_one_job_one_cell_and_every_field() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hetertrain.wire import topics
-from hetertrain.wire.signing import CLOUD_SIGNER, CONTROL_SIGNER
+from hetertrain.wire.signing import CLOUD_SIGNER, CONTROL_SIGNER, GATEWAY_ROLE
 
 AGGREGATOR = CLOUD_SIGNER
 CONTROL = CONTROL_SIGNER
@@ -54,10 +54,10 @@ def node_rights(node: str, role: str, jobs: list[str]) -> Rights:
     # Its own state too: so it notices another process in its name.
     subscribe = {topics.inbox(node), topics.state(node)}
     for job in jobs:
-        cell = topics.CLOUD_CELL if role == "edge" else _ANY
+        cell = topics.CLOUD_CELL if role == GATEWAY_ROLE else _ANY
         publish.add(topics.up(job, cell, _ANY, node))
         subscribe |= {topics.down(job, cell, _ANY), topics.sync(job, cell), topics.order(job)}
-        if role == "edge":
+        if role == GATEWAY_ROLE:
             publish |= {
                 topics.down(job, node, _ANY),
                 topics.sync(job, node),
@@ -65,7 +65,7 @@ def node_rights(node: str, role: str, jobs: list[str]) -> Rights:
                 topics.members(job, node),
             }
             subscribe.add(topics.up(job, node, _ANY, _ANY))
-    if role == "edge":
+    if role == GATEWAY_ROLE:
         publish.add(topics.inbox(_ANY))
         subscribe.add(topics.state(_ANY))
     return Rights(frozenset(publish), frozenset(subscribe))

@@ -90,13 +90,16 @@ class Authority:
     def issue_node(
         self,
         node: str,
+        role: str | None,
         key: ec.EllipticCurvePublicKey,
         now: datetime.datetime,
         lifetime: datetime.timedelta,
     ) -> Issued:
-        """Sign a client's certificate whose common name is the node's."""
+        """Sign a client's certificate: its common name is the node's, its organizational unit the
+        role (None: a part of the cloud).
+        """
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
-        return self._sign(node, key, now, lifetime, [usage])
+        return self._sign(_name(node, role), key, now, lifetime, [usage])
 
     def issue_server(
         self,
@@ -108,7 +111,7 @@ class Authority:
         """Sign a server's certificate for host names and addresses."""
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         names = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
-        return self._sign(hosts[0], key, now, lifetime, [usage, names])
+        return self._sign(_name(hosts[0]), key, now, lifetime, [usage, names])
 
     def revocations(
         self, revoked: list[tuple[str, datetime.datetime]], now: datetime.datetime
@@ -128,7 +131,7 @@ class Authority:
 
     def _sign(
         self,
-        common_name: str,
+        subject: x509.Name,
         key: ec.EllipticCurvePublicKey,
         now: datetime.datetime,
         lifetime: datetime.timedelta,
@@ -137,7 +140,7 @@ class Authority:
         expires_at = min(now + lifetime, self._certificate.not_valid_after_utc)
         builder = (
             x509.CertificateBuilder()
-            .subject_name(_name(common_name))
+            .subject_name(subject)
             .issuer_name(self._certificate.subject)
             .public_key(key)
             .serial_number(x509.random_serial_number())
@@ -176,8 +179,11 @@ def _self_signed(key: ec.EllipticCurvePrivateKey, now: datetime.datetime) -> byt
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+def _name(common_name: str, unit: str | None = None) -> x509.Name:
+    attributes = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
+    if unit is not None:
+        attributes.append(x509.NameAttribute(NameOID.ORGANIZATIONAL_UNIT_NAME, unit))
+    return x509.Name(attributes)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

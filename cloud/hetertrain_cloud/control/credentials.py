@@ -27,7 +27,8 @@ def write_own(authority: Authority, directory: Path, now: datetime.datetime) -> 
         path = directory / f"{user}.crt"
         if _is_due(path, authority, now):
             key = load_or_make_key(directory / f"{user}.key").public_key()
-            write_private(path, authority.issue_node(user, key, now, LIFETIME).pem.encode())
+            issued = authority.issue_node(user, None, key, now, LIFETIME)
+            write_private(path, issued.pem.encode())
 
 
 def write_server(

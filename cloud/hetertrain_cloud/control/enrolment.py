@@ -337,7 +337,7 @@ def _certify(
 ) -> None:
     _, public_key = read_request(node.request)
     lifetime = datetime.timedelta(days=CERTIFICATE_DAYS)
-    issued = authority.issue_node(node.name, public_key, now, lifetime)
+    issued = authority.issue_node(node.name, node.role, public_key, now, lifetime)
     node.state, node.certificate, node.expires_at = "active", issued.pem, issued.expires_at
     transaction.add(Certificate(serial=issued.serial, node=node.name, expires_at=issued.expires_at))
     transaction.flush()

@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session as Transaction
 
 from hetertrain.wire.messages import NodeState
+from hetertrain.wire.signing import GATEWAY_ROLE
 from hetertrain_cloud.control.live import LiveFilter, LiveFleet
 from hetertrain_cloud.control.tables import Node
 
@@ -77,7 +78,7 @@ def members_known(transaction: Transaction, gateway: str, names: Sequence[str]) 
     that does.
     """
     is_member = Node.name.in_(names) & (Node.role == "vehicle")
-    is_gateway = (Node.name == gateway) & (Node.role == "edge")
+    is_gateway = (Node.name == gateway) & (Node.role == GATEWAY_ROLE)
     query = select(Node.name).where(Node.state == "active", is_member | is_gateway)
     found = set(transaction.scalars(query))
     return found - {gateway} if gateway in found else set()

@@ -181,7 +181,9 @@ class Downlink:
                 content = receiver.chunk(message.index, payload)
                 if content is not None:
                     del self._receivers[message.node]
-                    self._events.append(ContentReceived(message.node, message.seq, content))
+                    self._events.append(
+                        ContentReceived(message.node, message.seq, content, receiver.begin.relays)
+                    )
             case Missing():
                 self.broadcaster.resend(sender, message.seq, payload, now)
             case Flushed():

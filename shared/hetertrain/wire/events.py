@@ -162,6 +162,8 @@ class ContentReceived:
     node: str
     seq: int
     content: bytearray
+    relays: bool = False
+    """The node announced it as other nodes' work, which it may send."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,8 @@ class Begin:
     size_bytes: Count
     chunk_bytes: Annotated[int, Field(ge=256, le=1 << 20)]
     digest: Digest
+    relays: bool = False
+    """The content is of other nodes' work, which is a gateway's right."""
     signature: Signature = b""
     """The sender's; with the digest it covers the whole content."""
     certificate: Certificate = b""

@@ -1,12 +1,13 @@
 """Which messages are signed, over what bytes, and whose signature counts.
 
 A node acts on versions and notices of its own cell's aggregator only: the cloud's, known as
-``CLOUD_SIGNER``, or the gateway whose name the cell has; and on orders of the control plane,
-``CONTROL_SIGNER``, which alone may ask for its log. An aggregator takes from a node what that node
-has announced with its own signature: the announcement has the content's digest. The signature
-covers the whole head but itself, and with it the digest of the model that results; the certificate
-that shows whose key it is goes along. Keys and certificates are the business of ``security``; here
-they are functions.
+``CLOUD_SIGNER``, or the gateway whose name the cell has, if its certificate says that it is one;
+and on orders of the control plane, ``CONTROL_SIGNER``, which alone may ask for its log. An
+aggregator takes from a node what that node has announced with its own signature, and other nodes'
+work from gateways only: the announcement has the content's digest. The signature covers the whole
+head but itself, and with it the digest of the model that results; the certificate that shows whose
+key it is goes along. Keys and certificates are the business of ``security``; here they are
+functions.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from hetertrain.wire.messages import Begin, JobOrder, LogRequest, ModelContent, 
 
 CLOUD_SIGNER = "aggregator"
 CONTROL_SIGNER = "control"
+GATEWAY_ROLE = "edge"
+"""What a gateway's certificate says of it, and its heartbeat."""
 Sign = Callable[[bytes], tuple[bytes, bytes]]
 """Returns the signature of some bytes, and the certificate of the key."""
-Check = Callable[[str, bytes, bytes, bytes], bool]
-"""Tells whether bytes have the signature of a signer, by its certificate."""
+Check = Callable[[str, str | None, bytes, bytes, bytes], bool]
+"""Tells whether a signer, of a role (None: of any), signed bytes, by signature and certificate."""
 
 Signable = ModelContent | Sync | JobOrder | LogRequest | Begin
 S = TypeVar("S", ModelContent, Sync, JobOrder, LogRequest, Begin)
@@ -49,16 +52,20 @@ def check_signature(message: Signable, job: str, cell: str, check: Check | None)
     """
     if check is None:
         return
+    role = None
     match message:
         case JobOrder() | LogRequest():
             signer = CONTROL_SIGNER
         case Begin():
-            signer = message.node
+            signer, role = message.node, GATEWAY_ROLE if message.relays else None
+        case ModelContent() | Sync() if cell == topics.CLOUD_CELL:
+            signer = CLOUD_SIGNER
         case ModelContent() | Sync():
-            signer = CLOUD_SIGNER if cell == topics.CLOUD_CELL else cell
+            signer, role = cell, GATEWAY_ROLE
     covered = _covered(message, job, cell)
-    if not check(signer, covered, message.signature, message.certificate):
-        raise FrameError("signature", f"{type(message).__name__} is not signed by {signer}")
+    if not check(signer, role, covered, message.signature, message.certificate):
+        which = f"{type(message).__name__} is not signed by {signer}"
+        raise FrameError("signature", which if role is None else f"{which} as {role}")
 
 
 def _covered(message: Signable, job: str, cell: str) -> bytes:

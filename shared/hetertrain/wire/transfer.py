@@ -93,6 +93,8 @@ class Sender:
     window: int
     airtime_seconds: float
     """How long the whole content takes on this link: the patience before asking again."""
+    relays: bool = False
+    """The content is of other nodes' work."""
     _todo: deque[int | None] = field(default_factory=deque)
     """Chunk indices to send; None stands for Begin."""
     _unacknowledged: deque[tuple[int, float]] = field(default_factory=deque)
@@ -188,6 +190,7 @@ class Sender:
                 size_bytes=len(self.content),
                 chunk_bytes=self.chunk_bytes,
                 digest=content_digest(self.content),
+                relays=self.relays,
             )
             return begin, memoryview(b"")
         start = index * self.chunk_bytes

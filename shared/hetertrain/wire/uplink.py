@@ -56,7 +56,14 @@ from hetertrain.wire.messages import (
     TierConfirmed,
     VerdictMessage,
 )
-from hetertrain.wire.signing import Check, Sign, Signable, check_signature, signed
+from hetertrain.wire.signing import (
+    GATEWAY_ROLE,
+    Check,
+    Sign,
+    Signable,
+    check_signature,
+    signed,
+)
 from hetertrain.wire.transfer import Sender, chunk_bytes_for
 
 HEARTBEAT_SECONDS = 2.0
@@ -230,6 +237,7 @@ class Uplink:
             chunk_bytes=chunk_bytes_for(self.tier.chunk_bytes, self._packet_bytes_max),
             window=self.tier.window_chunks,
             airtime_seconds=self.tier.seconds_for(len(content)),
+            relays=self.state.role == GATEWAY_ROLE,
         )
 
     def flushed(self, sync: int, now: float) -> UplinkReady:

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import select
 
+from hetertrain.wire.signing import GATEWAY_ROLE
 from hetertrain_cloud.control import overview
 from hetertrain_cloud.control.api.convention import (
     ALWAYS,
@@ -65,7 +66,7 @@ def list_gateways(
 ) -> Page[GatewayShown]:
     """List gateways, by name; who is in a cell, `/nodes?cell=NAME` lists."""
     caller.require("nodes:read")
-    query = select(Node).where(Node.role == "edge", Node.name > (cursor or ""))
+    query = select(Node).where(Node.role == GATEWAY_ROLE, Node.name > (cursor or ""))
     with plane.database.read() as transaction:
         rows = transaction.scalars(query.order_by(Node.name).limit(limit + 1)).all()
         gateways, next_cursor = page_of(rows, limit, lambda node: node.name)
