@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import MARKUP
 from tests.browser.looking import ALL, Looker, go, reads, until
+from tests.integration.production import Production
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]  # with the start of the fleet
 VERSION = r"Version\s+([\d,]+)"
@@ -39,6 +40,23 @@ def test_the_fleet_is_found_by_name_and_by_what_it_does(page: Page) -> None:
     page.reload()
     expect(page.get_by_label("Name has")).to_have_value("car-1")
     expect(rows.get_by_role("link", name="car-0")).to_have_count(0)
+
+
+def test_two_jobs_are_compared_best_first(page: Page, fleet: Production) -> None:
+    fleet.enrol("spare")
+    fleet.create_job("beginner")
+    fleet.vehicle("spare", 0, 1, "--job", "beginner", "--step-seconds-min", "1")
+    until(page, lambda: bool(fleet.history("metrics.jsonl", "beginner")), "a measured version")
+    go(page, "compare?jobs=beginner")
+    page.get_by_label("Add a job").select_option("fleet")
+    rows = page.get_by_role("table", name="The best of each job").get_by_role("row")
+    of_metric = rows.filter(has_text="R2, highest")
+    expect(of_metric).to_have_count(2)
+    expect(of_metric.first.get_by_role("link")).to_have_text("fleet")
+    page.get_by_role("link", name="Take beginner out").click()
+    expect(of_metric).to_have_count(1)
+    fleet.run("job", "stop", "beginner")
+    fleet.processes.pop("spare").terminate()
 
 
 @pytest.mark.parametrize(("path", "part"), [("fleet", "table"), ("nodes/hostile", "main")])

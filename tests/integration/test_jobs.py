@@ -64,8 +64,8 @@ def test_a_job_says_why_it_does_not_go_on(bench: Bench) -> None:
         )
     )
     text = client.get("/api/v1/jobs/fleet").json()["waiting_for"]["text"]
-    assert text.startswith("2 needed, 1 present (1 eligible nodes, 3 online, 2 not eligible now")
-    assert text.endswith("2 of them by Vehicle.Speed < 1)")
+    assert text.startswith("2 needed, 1 present (1 may take part, 3 online, 2 held by a rule")
+    assert text.endswith(": Vehicle.Speed < 1)")
     bench.plane.live.broker_error = "connection refused"
     assert waiting() == "broker_unreachable"
     assert client.post("/api/v1/jobs/fleet/pause").status_code == 200

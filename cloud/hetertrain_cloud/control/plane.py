@@ -169,20 +169,22 @@ class ControlPlane:
         status = self.live.job(job.name, topics.CLOUD_CELL)
         if status is None:
             return "aggregator_starting", "the aggregator has not said anything for 5 seconds"
-        crew = f"{eligible} eligible nodes, {online} online{self._resting(job)}"
+        crew = f"{eligible} may take part, {online} online{self._held(job)}"
         if not eligible:
             return "no_eligible_nodes", "no enrolled node has the labels that the job asks for"
         if not status.active:
             return "no_active_nodes", f"no node works on the job: {crew}"
         return status.waiting_code, f"{status.waiting_for} ({crew})"
 
-    def _resting(self, job: Job) -> str:
+    def _held(self, job: Job) -> str:
         """Say how many vehicles may not train by their rules, and which one holds most of them."""
         reasons = self.live.not_eligible(job.name)
         if not reasons:
             return ""
         (rule, num), *_ = reasons.most_common(1)
-        return f", {reasons.total()} not eligible now, {num} of them by {rule}"
+        total = reasons.total()
+        most = rule if num == total else f"{num} of them by {rule}"
+        return f", {total} held by a rule: {most}"
 
     def crew(self, transaction: Transaction, job: Job) -> tuple[int, int]:
         """Return how many nodes may work on a job, a moment ago, and how many say they do."""

@@ -78,7 +78,7 @@ def _best_row(
     way = "lowest" if is_better_low(metric) else "highest"
     return {
         "key": f"{metric} {job}",
-        "metric": f"{words.plain(metric)}, {way}",
+        "metric": f"{words.plain(metric).capitalize()}, {way}",
         "job": {"text": job, "href": to(f"/jobs/{job}")},
         "best": best["metrics"][metric],
         "version": best["version"],

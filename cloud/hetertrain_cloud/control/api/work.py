@@ -60,7 +60,7 @@ class WaitingFor(Body):
     """What a job waits for right now."""
 
     code: str = Field(examples=["updates"])
-    text: str = Field(examples=["updates of 2 nodes, 1 present (3 eligible nodes, 2 online)"])
+    text: str = Field(examples=["updates of 2 nodes, 1 present (3 may take part, 2 online)"])
 
 
 class Measurement(Body):
