@@ -34,7 +34,7 @@ from hetertrain_cloud.control.database import Database
 from hetertrain_cloud.control.live import LiveFleet
 from hetertrain_cloud.control.plane import Advertised, ControlPlane
 from hetertrain_cloud.history import METRICS_FILE, append_lines
-from hetertrain_lab.control_bench import REGIONS, USER, fill, node_name
+from hetertrain_lab.control_bench import REGIONS, USER, cell_of, fill, node_name, role_of
 
 NODES = 10_000
 HEARTBEAT_SECONDS = 8.0
@@ -185,9 +185,9 @@ def _state(number: int, turn: int) -> NodeState:
     return NodeState(
         node=node_name(number),
         job=REGIONS[number % len(REGIONS)],
-        cell="cloud",
+        cell=cell_of(number),
         tier=f"t{number % 4}",
-        role="vehicle",
+        role=role_of(number),
         is_online=number % 20 != 0,
         version=VERSIONS + turn,
         doing="not_eligible" if (number + turn) % 10 == 0 else "training",

@@ -16,7 +16,9 @@ from pathlib import Path
 
 from fastapi.testclient import TestClient
 
+from hetertrain.wire import topics
 from hetertrain.wire.messages import NodeState
+from hetertrain.wire.signing import GATEWAY_ROLE
 from hetertrain_cloud.control import jobs, operators
 from hetertrain_cloud.control.api.app import build_app
 from hetertrain_cloud.control.authority import Authority
@@ -31,6 +33,8 @@ REPEATS = 30
 BATCH = 5_000
 USER, PASSWORD = "bench", "a" * 12
 REGIONS = ("north", "south", "east", "west")
+GATEWAY_PLACE = 51
+"""Of a hundred nodes this one is a gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +87,14 @@ def run_control(
             "last page": f"/api/v1/nodes?limit=100&cursor={node_name(num_nodes - 100)}",
             "by state": "/api/v1/nodes?limit=100&state=revoked",
             "by label": "/api/v1/nodes?limit=100&label=region%3Dwest",
-            "by name": f"/api/v1/nodes?limit=100&prefix={node_name(num_nodes - 50)[:-2]}",
+            "by name": f"/api/v1/nodes?limit=100&prefix={node_name(num_nodes - 40)[:-2]}",
             "by what they do": "/api/v1/nodes?limit=100&doing=training&tier=t2&state=active",
             "offline": f"/api/v1/nodes?is_online=false&cursor={node_name(num_nodes // 2)}",
             "the fleet in numbers": "/api/v1/fleet",
             "a job's fleet in numbers": f"/api/v1/fleet?job={REGIONS[1]}",
             "why a node does not train": f"/api/v1/nodes/{node_name(1)}/explanation",
             "a node's timeline": f"/api/v1/nodes/{node_name(1)}/events",
+            "gateways": "/api/v1/gateways",
             "jobs": "/api/v1/jobs",
             "a job": f"/api/v1/jobs/{REGIONS[1]}",
             "audit trail": "/api/v1/audit?limit=100",
@@ -113,9 +118,21 @@ def control_rows(measure: ControlMeasure) -> Rows:
     return title, ("page", "median, ms", "slowest, ms"), rows
 
 
+def role_of(number: int) -> str:
+    """Return a node's role: one in a hundred is a gateway."""
+    return GATEWAY_ROLE if number % 100 == GATEWAY_PLACE else "vehicle"
+
+
 def node_name(number: int) -> str:
     """Return the name of a node."""
-    return f"car-{number:08d}"
+    return f"{'car' if role_of(number) == 'vehicle' else 'rsu'}-{number:08d}"
+
+
+def cell_of(number: int) -> str:
+    """Return a node's cell: a fifth of the vehicles have a gateway."""
+    if number % 5 or role_of(number) != "vehicle":
+        return topics.CLOUD_CELL
+    return node_name(number - number % 100 + GATEWAY_PLACE)
 
 
 def fill(
@@ -172,7 +189,7 @@ def fill(
 def _node(number: int, now: datetime.datetime) -> Node:
     return Node(
         name=node_name(number),
-        role="vehicle",
+        role=role_of(number),
         state="revoked" if number % 100 == 0 else "active",
         labels={"region": REGIONS[number % 4], "model": f"m{number % 17}"},
         claim="bench",
@@ -194,9 +211,9 @@ def _said(number: int) -> NodeState:
     return NodeState(
         node=node_name(number),
         job=REGIONS[number % 4],
-        cell="cloud" if number % 5 else f"rsu-{number % 50}",
+        cell=cell_of(number),
         tier=f"t{number % 4}",
-        role="vehicle",
+        role=role_of(number),
         is_online=is_online,
         doing=doing if is_online else "offline",
         waiting_for=waiting_for,
