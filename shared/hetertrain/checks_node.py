@@ -22,7 +22,7 @@ from hetertrain.config import read_text
 from hetertrain.control import ControlClient
 from hetertrain.doctor import Check, Finding, failed, ok, skipped
 from hetertrain.errors import ControlError, CredentialError, SettingsError
-from hetertrain.security import read_certificate, read_key
+from hetertrain.security import certified_role, read_certificate, read_key
 from hetertrain.service import BrokerSettings
 from hetertrain.transport.database import owner_of
 
@@ -133,7 +133,7 @@ def control_offset_seconds(url: str) -> float | None:
 
 
 def check_certificate(settings: BrokerSettings, node: str) -> Finding:
-    """Look whether our certificate is good: key, dates, authority and name."""
+    """Look whether our certificate is good: key, dates, authority, name and role."""
     if settings.tls_certificate_file is None and settings.tls_key_file is None:
         return skipped("not used: tls_certificate_file is not set")
     again = f"enroll again: hetertrain {settings.section} enroll"
@@ -160,6 +160,9 @@ def check_certificate(settings: BrokerSettings, node: str) -> Finding:
     if settings.authority_file is not None and names != [node]:
         advice = "set node to the name that was enrolled"
         return failed(f"{file} is of {', '.join(names)}, not of {node}", advice)
+    role = certified_role(certificate)
+    if settings.authority_file is not None and role not in (None, settings.section):
+        return failed(f"{file} is for the role {role}, not {settings.section}", again)
     return ok(f"of {', '.join(names)}, for {(ends - now).days} more days, until {ends:%F}")
 
 

@@ -115,10 +115,13 @@ class Scene:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return int(server.server_address[1])
 
-    def certificate(self, begins: int, ends: int, node: str = "car-1") -> Changes:
+    def certificate(
+        self, begins: int, ends: int, node: str = "car-1", role: str = "vehicle"
+    ) -> Changes:
         """Make a certificate that is valid between two days from now; return settings for it."""
         key = load_or_make_key(self.directory / "own.key")
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)])
+        subject = {NameOID.COMMON_NAME: node, NameOID.ORGANIZATIONAL_UNIT_NAME: role}
+        name = x509.Name([x509.NameAttribute(oid, value) for oid, value in subject.items()])
         made = (
             x509.CertificateBuilder()
             .subject_name(name)
@@ -182,6 +185,7 @@ FAULTS: list[tuple[str, str, Callable[[Scene], Changes]]] = [
     ("clock", "before our certificate's", lambda s: s.certificate(1, 9)),
     ("certificate", "expired", lambda s: s.certificate(-9, -1)),
     ("certificate", "not of car-1", lambda s: s.certificate(-1, 9, "car-7")),
+    ("certificate", "role edge", lambda s: s.certificate(-1, 9, role="edge")),
     ("certificate", "not the key", lambda s: {"tls_key_file": s.of("car-2", "node.key")}),
     ("certificate", "no key file", lambda s: {"tls_key_file": s.of("car-1", "nowhere")}),
     ("dns", "name server", lambda _: {"broker_host": "nowhere.invalid"}),
