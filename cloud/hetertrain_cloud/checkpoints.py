@@ -26,6 +26,8 @@ from hetertrain.logging import get_logger
 from hetertrain.transport.files import write_whole
 
 KEPT = 3
+OLDER = "older"
+"""Folder in the store's: superseded checkpoints, ever fewer with age, to roll back to."""
 ROLLBACK_FILE = "rollback.safetensors"
 """In a job's folder: the model that its aggregator goes on from when it starts."""
 FORMAT = "hetertrain-2"
@@ -45,7 +47,9 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStore:
-    """The checkpoints of one job in one directory; the newest ``KEPT`` are kept."""
+    """The checkpoints of one job in one directory: the newest ``KEPT``, and beside them older ones,
+    a few for every four times as many versions back, which nothing needs.
+    """
 
     directory: Path
     layout: ParameterLayout
@@ -68,8 +72,25 @@ class CheckpointStore:
         write_model(path, self.layout, checkpoint, {"snapshot": json.dumps(snapshot)}, extra)
         superseded = self._newest_first()[KEPT:]
         for old in superseded[:-1] if self.keep_first else superseded:
-            old.unlink(missing_ok=True)
+            self._set_aside(old)
+        self._thin(checkpoint.version)
         return path
+
+    def _set_aside(self, path: Path) -> None:
+        older = self.directory / OLDER
+        older.mkdir(exist_ok=True)
+        path.replace(older / path.name)
+
+    def _thin(self, newest: int) -> None:
+        """Keep the oldest of each range of ages; the next older range begins where it ends, so that
+        each has one at any time. Ages are counted in versions: minutes or days, as the job goes.
+        """
+        has_one: set[int] = set()
+        for version in kept_versions(self.directory / OLDER):
+            age_range = (newest - version).bit_length() // 2
+            if age_range in has_one:
+                checkpoint_path(self.directory / OLDER, version).unlink(missing_ok=True)
+            has_one.add(age_range)
 
     def oldest_version(self) -> int:
         """Return the version of the oldest checkpoint that is kept."""

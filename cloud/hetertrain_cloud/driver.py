@@ -75,12 +75,15 @@ class JobDriver:
         """
         self._layout = layout
         self._directory = directory
+        before = self._last_row()
         self._keep_journal = keep_journal
         self._on_version = on_version
         self._wall_seconds = wall_seconds
         self._log = log
         self.updates_by_lag: Counter[int] = Counter()
         self._began_at: float | None = None
+        self._earlier_seconds = float(before.get("elapsed_seconds") or 0.0)
+        """How long the job ran in earlier lives."""
         self._machine_wakes_at = 0.0
         self._records: list[bytes | bytearray] = []
         """Accepted since the last commit; nothing was said of them yet."""
@@ -93,7 +96,7 @@ class JobDriver:
         self._inbox = Inbox(directory / "inbox.db")
         self._refusals = RefusalLog(directory, log)
         self.cell = Cell(downlink, link, self._take_cell, log, self._note_refusal)
-        downlink.traffic.resume(self._last_row().get("traffic", {}))
+        downlink.traffic.resume(before.get("traffic", {}))
         self.machine = self._recover(initial, policy, weights, lineage)
         self._saved_version = self.machine.checkpoint.version
 
@@ -266,7 +269,8 @@ class JobDriver:
         )
 
     def _elapsed_seconds(self, now: float) -> float:
-        return 0.0 if self._began_at is None else now - self._began_at
+        ours = 0.0 if self._began_at is None else now - self._began_at
+        return self._earlier_seconds + ours
 
     def _progress(self, now: float) -> Progress:
         traffic = self.cell.downlink.traffic
@@ -292,10 +296,12 @@ class JobDriver:
         self.updates_by_lag.update(lags)
         self._log.info("version_cut", version=version, updates=len(lags), sync=release.sync)
         weights = [round(weight, 3) for weight in release.weights]
+        # What a crash interrupted came after what was noted before it.
+        elapsed_seconds = self._earlier_seconds if progress is None else progress.elapsed_seconds
         row = {
             "version": version,
             "at": None if progress is None else round(progress.at, 3),
-            "elapsed_seconds": None if progress is None else progress.elapsed_seconds,
+            "elapsed_seconds": round(elapsed_seconds, 3),
             "sync": release.sync,
             "lineage": lineage,
             "digest": release.checkpoint.digest(),

@@ -81,10 +81,11 @@ def test_a_job_says_how_many_versions_it_makes_an_hour(bench: Bench) -> None:
         shown = client.get("/api/v1/jobs/fleet").json()["versions_per_hour"]
         return None if shown is None else float(shown)
 
+    client.post("/api/v1/jobs/fleet/start")
     assert rate() is None
+    bench.clock.move(seconds=500)
     note(bench, 0, None)
     note(bench, 1, 400.0)
-    assert rate() is None
     for version in range(2, 42):
         note(bench, version, 410.0 - 10 * version)
     assert rate() == 360.0
@@ -94,6 +95,12 @@ def test_a_job_says_how_many_versions_it_makes_an_hour(bench: Bench) -> None:
     assert rate() == 1800.0  # the newest 50
     bench.clock.move(hours=2)
     assert rate() == 0.0
+    client.post("/api/v1/jobs/fleet/pause")
+    assert rate() is None
+    client.post("/api/v1/jobs/fleet/start")
+    bench.clock.move(seconds=10)
+    note(bench, 142, 0.0)
+    assert rate() == 360.0  # the hours before, when it rested, do not count
 
 
 def test_a_job_says_what_it_waits_for_and_what_compression_saves(bench: Bench) -> None:

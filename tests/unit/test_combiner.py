@@ -9,6 +9,7 @@ import pytest
 
 from hetertrain.core.combiner import (
     CELL_SHARE,
+    REFUSED_SECONDS,
     SEALED_AT,
     Combiner,
     PartialSettled,
@@ -84,6 +85,29 @@ def test_a_refused_partial_is_rebuilt_without_what_the_cloud_has() -> None:
     forward = combiner.handle(Tick(), 1.3).forward
     assert forward is not None
     assert forward.partial.contributions.keys() == {("n1", 1)}
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_after_a_refusal_nothing_goes_up_until_a_version_came_or_a_while_has_passed(
+    is_sealed: bool,
+) -> None:
+    combiner = make_combiner()
+    update = make_update("n0", 1)
+    combiner.handle(UpdateArrived(update), 1.0)
+    for refused_at in (1.1, 40.0):
+        combiner.handle(PartialSettled(Verdict("gateway", 1, Outcome.REJECTED)), refused_at)
+        combiner.recollect([update], refused_at)
+        if is_sealed:
+            combiner.seal()
+        held = combiner.handle(Tick(), refused_at + REFUSED_SECONDS - 0.1)
+        assert (held.forward, held.wake_at) == (None, refused_at + REFUSED_SECONDS)
+        assert combiner.waiting_for().code == "version"
+        if refused_at == 1.1:
+            ready = combiner.handle(Tick(), refused_at + REFUSED_SECONDS)
+        else:
+            ready = combiner.handle(VersionAnnounced(1, {}, None), refused_at + 29.95)
+        assert ready.forward is not None
+        assert ready.forward.partial.contributions.keys() == {("n0", 1)}
 
 
 def test_an_update_is_durable_before_its_verdict_and_a_repeat_is_a_duplicate() -> None:

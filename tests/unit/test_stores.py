@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from hetertrain.transport.database import own_directory
 from hetertrain.transport.inbox import Inbox
 from hetertrain.transport.outbox import Outbox, read_pending
 from hetertrain.wire.contents import unpack_update
-from hetertrain_cloud.checkpoints import KEPT, CheckpointStore
+from hetertrain_cloud.checkpoints import KEPT, OLDER, CheckpointStore, kept_versions
 from hetertrain_cloud.history import whole_lines
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -239,8 +240,20 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, LAYOUT)
     for version in range(KEPT + 3):
         store.save(make_checkpoint(version), {}, {})
-    assert len(list(tmp_path.iterdir())) == KEPT
+    assert kept_versions(tmp_path) == [3, 4, 5]
     assert store.load().checkpoint.digest() == make_checkpoint(KEPT + 2).digest()
+
+
+def test_older_checkpoints_grow_fewer_with_age_and_reach_back_to_the_beginning(
+    tmp_path: Path,
+) -> None:
+    store = CheckpointStore(tmp_path, LAYOUT)
+    for version in range(0, 1000, 3):
+        store.save(make_checkpoint(version), {}, {})
+        ages = [version - older for older in kept_versions(tmp_path / OLDER)]
+        assert len(ages) <= 5
+        assert all(older <= 16 * newer for older, newer in pairwise(ages)), ages
+    assert ages[0] == version
 
 
 def test_a_directory_of_state_has_one_owner_though_it_be_paused(tmp_path: Path) -> None:

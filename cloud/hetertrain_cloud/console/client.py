@@ -55,6 +55,17 @@ class ApiClient:
         given = {name: _text(value) for name, value in query.items() if value not in (None, "")}
         return _answer(await self._http.get(path, params=given))
 
+    async def has(self, path: str) -> bool:
+        """Tell whether there is a file, and have it made ready, without its content.
+
+        Raises:
+            ProblemAnswer: the API refused.
+        """
+        response = await self._http.head(path)
+        if response.status_code != httpx2.codes.NOT_FOUND:
+            _answer(response)
+        return response.is_success
+
     async def send(
         self, method: str, path: str, body: object = None, *, if_match: str | int | None = None
     ) -> Any:

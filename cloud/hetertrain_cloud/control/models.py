@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hetertrain.errors import StoreError
 from hetertrain_cloud.checkpoints import (
+    OLDER,
     ROLLBACK_FILE,
     checkpoint_path,
     export_model,
@@ -16,12 +17,13 @@ from hetertrain_cloud.checkpoints import (
 from hetertrain_cloud.control.problems import not_found
 
 EXPORTS_KEPT = 8
+_CHECKPOINTS = ("checkpoints", f"checkpoints/{OLDER}")
 
 
 def kept(directory: Path) -> set[int]:
     """Return the versions whose models can be had, of the job in a directory."""
-    places = [directory / name for name in ("checkpoints", "exports", "promoted")]
-    return {version for place in places for version in kept_versions(place)}
+    names = (*_CHECKPOINTS, "exports", "promoted")
+    return {version for name in names for version in kept_versions(directory / name)}
 
 
 def model_file(directory: Path, version: int, *, is_promoted: bool = False) -> Path:
@@ -33,7 +35,7 @@ def model_file(directory: Path, version: int, *, is_promoted: bool = False) -> P
     promoted = checkpoint_path(directory / "promoted", version)
     exported = checkpoint_path(directory / "exports", version)
     target = promoted if is_promoted or promoted.exists() else exported
-    sources = (exported, checkpoint_path(directory / "checkpoints", version))
+    sources = (exported, *(checkpoint_path(directory / name, version) for name in _CHECKPOINTS))
     source = next((path for path in (target, *sources) if path.exists()), None)
     if source is None:
         raise not_found("version", f"{version} with a model that is kept")

@@ -51,6 +51,8 @@ CELL_SHARE = 0.7
 """The share of a synchronisation's deadline that the cell gets; the rest is for the way to the
 cloud.
 """
+REFUSED_SECONDS = 30.0
+"""A partial that was refused goes up again at the next version, at the latest after so long."""
 SEALED_AT = 1 << 15
 """A partial's head names each contribution, in 128 bytes at most: so many fit into a frame's."""
 UPDATE_HEAD_BYTES = 512
@@ -148,6 +150,8 @@ class Combiner:
     """Keep what ``local_cut`` needs, at the cost of one partial's memory."""
     num_orphaned: int = 0
     """Accepted updates of a lineage that ended before they reached the cloud."""
+    _not_before: float = -math.inf
+    """The cloud refused a partial: the next one waits so long, or for a version."""
     _first_at: float | None = None
     _sync_closes_at: float | None = None
     _seals: bool = False
@@ -178,6 +182,9 @@ class Combiner:
                 self.is_in_flight, self.bases_in_flight = False, frozenset()
                 self.in_flight = self._waiting = None
                 settled = verdict
+                if verdict.outcome is Outcome.REJECTED and not verdict.known:
+                    # It is of another run, or the cloud is full: only a version changes that.
+                    self._not_before = now + REFUSED_SECONDS
             case Pulled():
                 self._first_at = None if self._first_at is None else -math.inf
             case Tick():
@@ -213,6 +220,7 @@ class Combiner:
 
     def _fly(self, partial: Partial) -> None:
         self.is_in_flight, self.bases_in_flight = True, frozenset(partial.groups)
+        self._not_before = -math.inf
         self.in_flight = partial if self.makes_local else None
         self._waiting = None
 
@@ -323,6 +331,7 @@ class Combiner:
             self.in_flight = self._waiting = None
             self.statistics = {}
         self.version = event.version
+        self._not_before = -math.inf
         self.gate = replace(self.gate, max_lag=self.policy.max_lag)
         # Updates may be collected again after a refusal, so the statistics of their bases outlive
         # the gate's need of them.
@@ -336,7 +345,7 @@ class Combiner:
 
     def _close(self, now: float) -> tuple[Forward | None, int | None]:
         """Forward the open partial if it is time; say so when there is nothing to flush."""
-        if self.is_in_flight:
+        if self.is_in_flight or now < self._not_before:
             return None, None
         if self.sealed:
             return self._forward(self.sealed.popleft(), None, is_sealed=True), None
@@ -365,16 +374,20 @@ class Combiner:
     def _wake_at(self) -> float | None:
         if self.is_in_flight:
             return None
+        if self.sealed:
+            return self._not_before
         if self._sync_closes_at is not None:
-            return self._sync_closes_at
+            return max(self._sync_closes_at, self._not_before)
         if self._first_at is None:
             return None
-        return self._first_at + self.policy.cut_seconds * CELL_SHARE
+        return max(self._first_at + self.policy.cut_seconds * CELL_SHARE, self._not_before)
 
     def waiting_for(self) -> Waiting:
         """Say what the machine waits for, for people and programs."""
         if self.is_in_flight:
             return Waiting("verdict", "the cloud's verdict on the partial in flight")
+        if self._not_before > -math.inf:
+            return Waiting("version", "the cloud's next version: it refused the last partial")
         if self.members.sync is not None:
             names = ", ".join(self.members.unflushed()) or "nobody"
             return Waiting("flush", f"sync {self.members.sync}: flush of {names}")

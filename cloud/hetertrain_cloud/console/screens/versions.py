@@ -94,6 +94,10 @@ class VersionOrders:
 
     async def roll_back(self, version: int) -> bool:
         """Make it what the job goes on from, if that is meant."""
+        # Asked for, it is kept until the question is answered.
+        if not await self._view.api.has(f"/jobs/{self._job}/versions/{version}/model"):
+            self._view.say(f"The model of version {version:,} is no longer kept.", is_bad=True)
+            return False
         text = (
             f"The model of version {version:,} becomes the next version, and all nodes go on from "
             "it. What was learnt since is not in it; the versions themselves stay listed."

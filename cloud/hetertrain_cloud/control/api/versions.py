@@ -144,6 +144,20 @@ def show_version(
     return VersionWithContributions.model_validate(shown | {"contributions": contributions})
 
 
+@router.head(
+    "/jobs/{name}/versions/{version}/model",
+    response_class=FileResponse,
+    responses=problems(*ALWAYS, 404),
+)
+def ready_model(
+    name: JobName, version: VersionNumber, caller: Caller, plane: Plane
+) -> FileResponse:
+    """Make a version's model ready to be downloaded or rolled back to; it stays while eight others
+    are asked for.
+    """
+    return download_model(name, version, caller, plane)
+
+
 @router.get(
     "/jobs/{name}/versions/{version}/model",
     response_class=FileResponse,

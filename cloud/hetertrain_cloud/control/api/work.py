@@ -37,7 +37,7 @@ from hetertrain_cloud.control.tables import Job
 from hetertrain_cloud.history import JobHistory
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
-RATE_SECONDS = 3600.0
+RATE_SECONDS, RATE_SECONDS_MIN = 3600.0, 5.0
 RATE_VERSIONS = 50
 JobName = Annotated[Name, Path(description="the job's name")]
 
@@ -134,8 +134,8 @@ class JobShown(Body):
     restarts: int = Field(description="how often its aggregator failed since the start")
     version: int | None = Field(description="the newest version; null: none yet")
     versions_per_hour: float | None = Field(
-        description="over the newest hour, or the newest 50 versions where that is less; null: "
-        "unknown",
+        description="over the newest hour, or the newest 50 versions where that is less, since the "
+        "job was started or changed; null: it does not run, or nothing can be said yet",
         examples=[412.5],
     )
     waiting_for: WaitingFor
@@ -279,7 +279,7 @@ def job_shown(plane: ControlPlane, transaction: Transaction, job: Job) -> JobSho
         JobShown,
         job,
         version=history.newest(),
-        versions_per_hour=_versions_per_hour(history, plane.now()),
+        versions_per_hour=_versions_per_hour(job, history, plane.now()),
         waiting_for={"code": code, "text": text},
         nodes_eligible=eligible,
         nodes_online=online,
@@ -292,15 +292,17 @@ def job_shown(plane: ControlPlane, transaction: Transaction, job: Job) -> JobSho
     )
 
 
-def _versions_per_hour(history: JobHistory, now: datetime) -> float | None:
-    """Count the versions of the newest hour; where they are many, go by the newest of them."""
+def _versions_per_hour(job: Job, history: JobHistory, now: datetime) -> float | None:
+    """Count the versions of the newest hour since the job was started or changed; where they are
+    many, go by the newest of them. None: it does not run, or nothing can be said yet.
+    """
     times = history.times(RATE_VERSIONS + 1)
-    if len(times) < 2:
+    if job.wanted != "running" or not times:
         return None
-    since = max(times[0], now.timestamp() - RATE_SECONDS)
+    since = max(times[0], now.timestamp() - RATE_SECONDS, job.changed_at.timestamp())
     num = len(times) - 1 if since == times[0] else sum(at > since for at in times)
     seconds = now.timestamp() - since
-    return round(num * RATE_SECONDS / seconds, 1) if seconds > 0 else None
+    return round(num * RATE_SECONDS / seconds, 1) if seconds >= RATE_SECONDS_MIN else None
 
 
 def measurement(row: dict[str, Any]) -> Measurement:
