@@ -13,6 +13,8 @@ class Explanation:
 
     text: str
     advice: str
+    is_usual: bool = False
+    """It happens where all is well, and needs nobody."""
 
 
 _VERSIONS_DIFFER = "Update the node's software, or the cloud's: they speak different protocols."
@@ -29,6 +31,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     "lineage": Explanation(
         "The update started from a run of the job that has ended, as by a rollback.",
         "Nothing: the node takes the present model and goes on from there.",
+        is_usual=True,
     ),
     "counts": Explanation(
         "The update names no examples or no steps, or implausibly many.",
@@ -67,6 +70,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     "known": Explanation(
         "A gateway's partial had updates in it that were merged before, by another way.",
         "Nothing: the gateway sends it again without them.",
+        is_usual=True,
     ),
     "partial": Explanation(
         "A gateway's partial does not fit together, or a gateway was sent one.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,27 +46,32 @@ def test_a_job_says_why_it_does_not_go_on(bench: Bench) -> None:
         resting = f"Vehicle.Speed < 1: it is {speed}"
         doing = {"doing": "not_eligible", "waiting_for": resting} if speed else {}
         bench.plane.live.see(NodeState(node=f"car-{number}", **seen, **doing))
-    bench.plane.live.hear(
-        AggregatorStatus(
-            job="fleet",
-            cell="cloud",
-            version=1,
-            elapsed_seconds=1.0,
-            sync=0,
-            sync_in_seconds=None,
-            is_syncing=False,
-            active=1,
-            open_updates=1,
-            metrics={},
-            updates_by_lag={},
-            refused={},
-            waiting_code="updates",
-            waiting_for="2 needed, 1 present",
-        )
+    heard = AggregatorStatus(
+        job="fleet",
+        cell="cloud",
+        version=1,
+        elapsed_seconds=1.0,
+        sync=0,
+        sync_in_seconds=None,
+        is_syncing=False,
+        active=1,
+        open_updates=1,
+        metrics={},
+        updates_by_lag={},
+        refused={},
+        waiting_code="updates",
+        waiting_for="2 needed, 1 present",
     )
+    bench.plane.live.hear(heard)
     text = client.get("/api/v1/jobs/fleet").json()["waiting_for"]["text"]
     assert text.startswith("2 needed, 1 present (1 may take part, 3 online, 2 held by a rule")
     assert text.endswith(": Vehicle.Speed < 1)")
+    client.post("/api/v1/jobs", json=JOB | {"name": "second"})
+    client.post("/api/v1/jobs/second/start")
+    bench.plane.live.hear(replace(heard, job="second", active=0))
+    second = client.get("/api/v1/jobs/second").json()["waiting_for"]
+    assert second["code"] == "nodes_elsewhere"
+    assert "3 are online for fleet" in second["text"]
     bench.plane.live.broker_error = "connection refused"
     assert waiting() == "broker_unreachable"
     assert client.post("/api/v1/jobs/fleet/pause").status_code == 200

@@ -37,6 +37,17 @@ CLAIM_EXPIRY = timedelta(hours=24)
 DISK_WARNING, DISK_CRITICAL = 0.10, 0.03
 
 
+_NONE_ONLINE = "A node's own page says why it is not online, or does not train."
+WITHOUT_NODES = {
+    "no_eligible_nodes": "Enrol nodes, or give them the labels that the job asks for.",
+    "nodes_elsewhere": "Set `job` to this one in the settings of nodes that are to work on it, and "
+    "start them again; or enrol others.",
+    "no_active_nodes": _NONE_ONLINE,
+    "members": _NONE_ONLINE,
+}
+"""What to do about a job that no node works on, by what it waits for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     """One thing that needs a human."""
@@ -213,15 +224,14 @@ def _progress(now: Survey, job: JobSurvey) -> Iterator[Alert]:
                 since=job.changed_at,
             )
         return
-    if job.waiting_code in ("no_eligible_nodes", "no_active_nodes", "members"):
+    if job.waiting_code in WITHOUT_NODES:
         yield Alert(
             code="job_without_nodes",
             severity="warning",
             kind="job",
             name=job.name,
             text=f"{job.name} waits for nodes: {job.waiting_text}.",
-            advice="Enrol nodes or give them the labels that the job asks for; a node's own page "
-            "says why it does not train.",
+            advice=WITHOUT_NODES[job.waiting_code],
             since=_newest(job),
         )
         return
@@ -248,6 +258,8 @@ def _progress(now: Survey, job: JobSurvey) -> Iterator[Alert]:
 def _refusals(job: JobSurvey) -> Iterator[Alert]:
     for reason, count, names in job.refused:
         means = explanation(reason)
+        if means.is_usual:
+            continue
         of = f" of {names}" if names.count else ""
         yield Alert(
             code="updates_refused",

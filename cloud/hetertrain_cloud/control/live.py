@@ -277,6 +277,10 @@ class LiveFleet:
             for seen in found
         ]
 
+    def online_by_job(self) -> Counter[str]:
+        """Return how many nodes are there, by the job that they work on, a moment ago."""
+        return Counter(self._count().online)
+
     def num_online(self, job: str | None = None) -> int:
         """Return how many nodes are there, on one job or all, a moment ago."""
         online = self._count().online

@@ -172,6 +172,14 @@ class ControlPlane:
         crew = f"{eligible} may take part, {online} online{self._held(job)}"
         if not eligible:
             return "no_eligible_nodes", "no enrolled node has the labels that the job asks for"
+        elsewhere = self.live.online_by_job()
+        if not online and elsewhere:
+            (other, num), *_ = elsewhere.most_common(1)
+            text = f"no node works on the job: {crew}; {num} are online for {other}"
+            return (
+                "nodes_elsewhere",
+                f"{text}, since a node works on the job that its settings name",
+            )
         if not status.active:
             return "no_active_nodes", f"no node works on the job: {crew}"
         return status.waiting_code, f"{status.waiting_for} ({crew})"
