@@ -99,6 +99,10 @@ def test_a_job_is_paused_rolled_back_and_goes_on(fleet: Production) -> None:
     assert again["rolled_back_to"] == kept[0]
     assert fleet.json("version", "show", "fleet", str(kept[0]))["is_promoted"]
     assert fleet.json("version", "show", "fleet", str(paused_at))["lineage"] != again["lineage"]
+    # Its time goes on, over pauses and rollbacks.
+    times = [row["elapsed_seconds"] for row in fleet.history()]
+    assert times == sorted(times)
+    assert times[-1] > times[0]
     # A model alone, by its tensors' names, and nothing of who contributed.
     assert all("aggregator-state" not in name for name in load_file(old))
     assert fleet.run("version", "download", "fleet", "999999", str(new), code=11) == ""

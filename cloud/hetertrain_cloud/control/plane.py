@@ -175,11 +175,11 @@ class ControlPlane:
         elsewhere = self.live.online_by_job()
         if not online and elsewhere:
             (other, num), *_ = elsewhere.most_common(1)
-            text = f"no node works on the job: {crew}; {num} are online for {other}"
-            return (
-                "nodes_elsewhere",
-                f"{text}, since a node works on the job that its settings name",
+            text = (
+                f"no node works on the job: {crew}; {num} are online for {other}, since a node "
+                "works on the job that its settings name"
             )
+            return "nodes_elsewhere", text
         if not status.active:
             return "no_active_nodes", f"no node works on the job: {crew}"
         return status.waiting_code, f"{status.waiting_for} ({crew})"
