@@ -53,7 +53,7 @@ def test_gateways_are_listed_with_their_cells_and_what_they_have_still_to_delive
     assert (unheard["is_online"], unheard["job"], unheard["members"]) == (False, None, {})
 
 
-def test_a_gateways_local_versions_are_shown_while_it_speaks(
+def test_a_gateways_local_versions_and_what_its_cell_sent_are_shown_while_it_speaks(
     cells: tuple[Bench, TestClient],
 ) -> None:
     bench, viewer = cells
@@ -73,10 +73,12 @@ def test_a_gateways_local_versions_are_shown_while_it_speaks(
         waiting_code="updates",
         waiting_for="updates",
         local=3,
+        uplink_bytes=500,
     )
     bench.plane.live.hear(status)
     found = viewer.get("/api/v1/gateways?limit=2").json()
     assert [each["local"] for each in found["items"]] == [3, None]
+    assert [each["cell_bytes_up"] for each in found["items"]] == [500, None]
     rest = viewer.get(f"/api/v1/gateways?cursor={found['next_cursor']}").json()
     assert [each["name"] for each in rest["items"]] == ["rsu-3"]
 

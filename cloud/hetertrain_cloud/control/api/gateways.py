@@ -55,6 +55,10 @@ class GatewayShown(Body):
     )
     backlog_updates: int | None = Field(description="updates that the cloud has not settled")
     backlog_bytes: int | None
+    cell_bytes_up: int | None = Field(
+        description="updates that its cell has sent it since it started; `bytes_up` is what it "
+        "sent to the cloud meanwhile; null: it did not say lately"
+    )
     bytes_up: int | None
     bytes_down: int | None
     month_bytes: int | None = Field(description="sent and received this month")
@@ -88,5 +92,6 @@ def _gateway(plane: ControlPlane, node: Node, members: dict[str, int]) -> Gatewa
             "has_own_broker": live.has_own_broker(node.name),
             "members": members,
             "local": None if status is None else status.local,
+            "cell_bytes_up": None if status is None else status.uplink_bytes,
         }
     )
