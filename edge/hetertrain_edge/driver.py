@@ -97,6 +97,8 @@ class GatewayDriver:
         self._relays_orders = relays_orders
         self._order: bytes | None = None
         """The newest order of an operator, as it came."""
+        self._is_wanted = True
+        """By that order, the job runs."""
         self._log = log
         self._forwarding = Forwarding(forward, self._node, directory, log)
         self._backlog = Backlog(directory, first_seq, self._forwarding, log, inbox_bytes_max)
@@ -252,7 +254,7 @@ class GatewayDriver:
                 self._step(Pulled(), now)
             case JobOrdered(state, frame):
                 self._log.info("job_ordered", state=state)
-                self._order = frame
+                self._order, self._is_wanted = frame, state == "running"
                 self._relay_order()
             case TierChanged(tier):
                 self._log.info("tier_changed", tier=tier.name)
@@ -401,17 +403,19 @@ class GatewayDriver:
         return Waiting("cloud", away + own)
 
     def _report(self, now: float) -> None:
-        combiner = self._combiner
-        doing = "joining" if combiner is None else "collecting"
+        inbox, waiting_for = self._backlog.inbox, self._waiting_for(now).text
+        doing = "joining" if self._combiner is None else "collecting"
+        if not self._is_wanted and not inbox.num_records:
+            doing, waiting_for = "resting", "the job's start"
         self.uplink.report(
             replace(
                 self.uplink.state,
                 active=len(self.cell.downlink.nodes),
                 doing=f"{doing}; {self.own_work}"[:500] if self.own_work else doing,
-                waiting_for=self._waiting_for(now).text[:500],
+                waiting_for=waiting_for[:500],
                 updates=self.num_partials,
-                backlog_updates=self._backlog.inbox.num_records,
-                backlog_bytes=self._backlog.inbox.num_bytes,
+                backlog_updates=inbox.num_records,
+                backlog_bytes=inbox.num_bytes,
                 bytes_up=self._north.bytes_up,
                 bytes_down=self._north.bytes_down,
             )

@@ -61,8 +61,8 @@ def fleet(production: Production) -> Production:
 
 
 def doings(fleet: Production) -> set[str]:
-    """Return what the vehicles at work say they do."""
-    nodes = fleet.json("node", "list", "--role", "vehicle")
+    """Return what the nodes at work say they do."""
+    nodes = fleet.json("node", "list")
     return {node["live"]["doing"] for node in nodes if node["live"]}
 
 
@@ -83,8 +83,8 @@ def test_a_job_is_paused_rolled_back_and_goes_on(fleet: Production) -> None:
     wait_until(lambda: kept_versions(fleet), "a version that is kept")
     fleet.run("job", "pause", "fleet")
     wait_until(lambda: fleet.json("job", "status", "fleet")["state"] == "paused", "the pause")
-    # Vehicles hear of it too, the one behind the gateway included.
-    wait_until(lambda: doings(fleet) == {"resting"}, "the vehicles' rest")
+    # Nodes hear of it too, the gateway and the vehicle behind it included.
+    wait_until(lambda: doings(fleet) == {"resting"}, "the nodes' rest")
     paused_at = fleet.version()
     kept = kept_versions(fleet)
 
