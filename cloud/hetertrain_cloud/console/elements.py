@@ -6,6 +6,7 @@ values; ``static`` holds the browser's side of each part.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,18 @@ _PICTURES: dict[Tone, str] = {
     "bad": "error",
     "quiet": "info",
 }
+_LONG_DOTTED = re.compile(r"(?=\S{24})\S*\w\.[^\W\d_]")
+"""A name that may be too long for its place, and can be broken behind a dot."""
 _CHARTS = Path(nicegui.__file__).parent / "elements" / "echart" / "dist"
 
 
 def tag(name: str, text: str = "", classes: str = "", **attributes: object) -> Element:
     """Return an HTML element, with text where given; ``aria_label`` and such become attributes."""
-    element = TextElement(tag=name, text=text) if text else Element(name)
+    if _LONG_DOTTED.search(text):
+        with Element(name) as element:
+            Prose(text)
+    else:
+        element = TextElement(tag=name, text=text) if text else Element(name)
     if classes:
         element.classes(classes)
     for attribute, value in attributes.items():
@@ -141,6 +148,14 @@ def shares(parts: Sequence[tuple[str, int, Tone]], label: str) -> Element:
                         tag("strong", f"{count:,}")
                         tag("span", name)
     return made
+
+
+class Prose(Element, component="static/prose.js"):
+    """Text with long names, which may be broken behind their dots."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._props["text"] = text
 
 
 class Moment(Element, component="static/moment.js"):
