@@ -184,7 +184,7 @@ class Compare:
         text, unit = ACROSS[self._across]
         for metric, chart in self._charts.items():
             curves = curves_of(self._runs, metric, self._across)
-            chart.draw(lines(curves, text, starts_at_zero=bool(unit), has_legend=True), along=unit)
+            chart.draw(lines(curves, text, along=unit, has_legend=True), along=unit)
 
 
 async def build(view: View) -> None:
