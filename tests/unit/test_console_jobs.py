@@ -101,12 +101,12 @@ def test_a_refusal_of_the_api_is_said_at_the_option_and_its_line() -> None:
     errors = (
         ("body.specification.train_when", "Value error, condition 'x' is malformed"),
         ("body.specification.sync_seconds", "Input should be greater than 0"),
-        ("body.name", "String should match pattern"),
+        ("body.name", "String should match pattern '^[a-z]$'"),
     )
     assert spec.refusals(errors) == {
         "train_when": "condition 'x' is malformed",
-        "sync_seconds": "Input should be greater than 0",
-        "name": "String should match pattern",
+        "sync_seconds": "more than 0",
+        "name": "characters that are not allowed here, or too many",
     }
     text = '# train_when\ntask = "a:B"\ntrain_when = ["x"]\n[eligible_labels]\n'
     assert spec.line_of(text, "train_when") == 3
@@ -170,6 +170,12 @@ def test_the_best_job_of_each_metric_stands_first() -> None:
         "one": [(200, 0.6)],
         "two": [(300, 0.4)],
     }
+
+
+def test_a_job_that_has_no_measurement_is_said_to_have_none_beside_one_that_has() -> None:
+    runs: dict[str, list[dict[str, Any]]] = {"one": [measurement(1, r2=0.5)], "two": []}
+    assert compare.unmeasured(runs) == ("two",)
+    assert compare.unmeasured({"two": []}) == ()
 
 
 @pytest.mark.parametrize(

@@ -197,10 +197,12 @@ class Field(Element, component="static/field.js"):
         value: str | float | bool = "",
         *,
         kind: str = "text",
+        example: str = "",
         on_value: Handler | None = None,
         **props: Any,
     ) -> None:
-        """``kind`` is a type of HTML's input, ``select`` (with ``options``) or ``textarea``.
+        """``kind`` is a type of HTML's input, ``select`` (with ``options``) or ``textarea``;
+        ``example`` is shown as one where nothing stands in it.
 
         ``props``: hint, error, placeholder, required, options (value, text), rows, least, most,
         inputmode.
@@ -209,6 +211,8 @@ class Field(Element, component="static/field.js"):
         self.value: Any = value
         self._on_value = on_value
         self._props.update(label=label, kind=kind, value=value, **props)
+        if example:
+            self._props["placeholder"] = f"for example {example}"
         self.on("value", self._take, throttle=0.15, leading_events=False)
         # Who types and clicks at once is not to lose the last letters.
         self.on("settle", self._take)
@@ -237,11 +241,21 @@ class Field(Element, component="static/field.js"):
             self._props.update(options=options, value=self.value)
             self.update()
 
+    @property
+    def is_faulty(self) -> bool:
+        """Whether something is said to be wrong with it."""
+        return bool(self._props.get("error"))
+
     def complain(self, error: str) -> None:
         """Say what is wrong with it; empty: nothing is."""
         if self._props.get("error", "") != error:
             self._props.update(error=error, value=self.value)
             self.update()
+
+    def focus(self) -> None:
+        """Bring it into view, and the keyboard to it."""
+        self._props.update(focused=self._props.get("focused", 0) + 1, value=self.value)
+        self.update()
 
 
 class Modal(Element, component="static/modal.js"):
