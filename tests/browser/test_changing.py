@@ -90,3 +90,38 @@ def test_a_job_is_made_by_a_form_that_says_what_is_wrong_where(page: Page) -> No
     page.get_by_role("button", name="Create", exact=True).click()
     expect(page.get_by_role("heading", name="second", level=1)).to_be_visible()
     expect(page.get_by_role("main").get_by_text("stopped", exact=True).first).to_be_visible()
+
+
+def test_all_that_is_wrong_with_a_job_is_said_at_once_and_the_first_of_it_shown(page: Page) -> None:
+    go(page, "new-job")
+    name = page.get_by_role("textbox", name="Name of the job")
+    expect(name).to_have_attribute("placeholder", "for example driving")
+    page.get_by_role("textbox", name="Train when").fill("no rule")
+    page.get_by_role("button", name="Create", exact=True).click()
+    expect(page.get_by_role("main").get_by_role("alert")).to_have_count(3)
+    expect(name).to_be_focused()
+    name.fill("third")
+    page.get_by_role("button", name="Create", exact=True).click()
+    expect(page.get_by_role("textbox", name="Task", exact=True)).to_be_focused()
+    expect(page.get_by_role("textbox", name="Task", exact=True)).to_be_in_viewport()
+
+
+def test_a_password_that_is_too_short_is_said_to_be_at_its_field(page: Page) -> None:
+    go(page, "accounts")
+    expect(page.get_by_role("link", name="Your tokens")).to_have_attribute(
+        "href", "/console/account"
+    )
+    page.get_by_role("button", name="New user").click()
+    dialog = page.get_by_role("dialog", name="New user")
+    dialog.get_by_label("Name").fill("berta")
+    dialog.get_by_label("Password").fill("short")
+    dialog.get_by_role("button", name="Add the user").click()
+    expect(dialog.get_by_role("alert")).to_have_text("At least 12 characters.")
+    expect(dialog.get_by_label("Password")).to_be_focused()
+
+
+def test_the_way_from_the_gateways_leads_to_a_claim_for_one(page: Page) -> None:
+    go(page, "gateways")
+    page.get_by_role("link", name="Enrol a gateway").click()
+    dialog = page.get_by_role("dialog", name="New claim")
+    expect(dialog.get_by_label("For", exact=True)).to_have_value("edge")

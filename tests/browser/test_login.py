@@ -32,6 +32,7 @@ def test_who_has_no_session_logs_in_and_gets_the_page_that_was_wanted(looker: Lo
 def test_a_wrong_password_lets_nobody_in_and_says_so(looker: Looker) -> None:
     with looker.page(None) as page:
         page.goto("login")
+        expect(page.get_by_text("first admin")).to_have_count(0)
         log_in(page, "wrong horse battery")
         expect(page.get_by_role("alert")).to_be_visible()
         page.goto("fleet")

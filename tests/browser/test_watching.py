@@ -8,11 +8,23 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Page, expect
 
+from hetertrain.transport import mqtt
+from hetertrain.wire import topics
+from hetertrain.wire.events import Outgoing
+from hetertrain.wire.frames import pack
+from hetertrain.wire.messages import NOT_ELIGIBLE, NodeState
 from tests.browser.conftest import MARKUP
-from tests.browser.looking import ALL, Looker, go, reads, until
+from tests.browser.looking import ALL, PHONE, Looker, go, reads, until
 from tests.integration.production import Production
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]  # with the start of the fleet
+SIGNAL = "Vehicle.Powertrain.TractionBattery.Charging.IsCharging == true"
+BEYOND = """() => {
+  const range = document.createRange();
+  range.selectNodeContents(document.querySelector("main"));
+  return Math.max(...[...range.getClientRects()].map((rect) => rect.right));
+}"""
+"""How far to the right anything reaches, also where it is cut off."""
 VERSION = r"Version\s+([\d,]+)"
 CHANGING = (
     "Approve|Revoke|Decommission|Labels|Set a label|Start|Pause|Stop|Resume|Roll back|Promote|Edit|"
@@ -40,6 +52,47 @@ def test_the_fleet_is_found_by_name_and_by_what_it_does(page: Page) -> None:
     page.reload()
     expect(page.get_by_label("Name has")).to_have_value("car-1")
     expect(rows.get_by_role("link", name="car-0")).to_have_count(0)
+
+
+def test_filters_are_cleared_all_at_once(page: Page) -> None:
+    go(page, "fleet?contains=car-1&role=vehicle")
+    rows = page.get_by_role("table", name="Nodes").get_by_role("row")
+    expect(rows.get_by_role("link", name="car-0")).to_have_count(0)
+    page.get_by_role("link", name="Clear filters").click()
+    expect(rows.get_by_role("link", name="car-0")).to_be_visible()
+    expect(page.get_by_role("link", name="Clear filters")).to_have_count(0)
+
+
+def test_a_node_that_is_online_is_seen_now(page: Page) -> None:
+    go(page, "nodes/car-0")
+    assert reads(page, r"Last seen\s+(\w+)") == "now"
+
+
+def test_a_long_name_of_a_signal_stays_on_the_page_of_a_phone(
+    looker: Looker, fleet: Production
+) -> None:
+    fleet.enrol("wordy")
+    connection, events = fleet.connect("wordy")
+    try:
+        assert isinstance(events.get(timeout=10), mqtt.Connected)
+        for doing, waits in (("training", ""), (NOT_ELIGIBLE, f"{SIGNAL}: it is false")):
+            state = NodeState(
+                node="wordy",
+                job="fleet",
+                cell="cloud",
+                tier="t1",
+                role="vehicle",
+                is_online=True,
+                doing=doing,
+                waiting_for=waits,
+            )
+            connection.publish((Outgoing(topics.state("wordy"), pack(state), retain=True),))
+        with looker.page("anna", size=PHONE) as page:
+            go(page, "nodes/wordy")
+            expect(page.locator(".event wbr").first).to_be_attached()
+            assert page.evaluate(BEYOND) <= PHONE[0]
+    finally:
+        connection.stop()
 
 
 def test_two_jobs_are_compared_best_first(page: Page, fleet: Production) -> None:

@@ -42,6 +42,8 @@ def test_alerts_come_and_go_with_their_causes(bench: Bench) -> None:
     bench.claim(client, hours=3)
     bench.enrol(client, "car-0")
     bench.enrol(client, "car-1", needs_approval=True)
+    assert codes(bench) == {"nodes_pending"}
+    bench.clock.move(hours=2.5)
     assert codes(bench) == {"claim_expiring", "nodes_pending"}
     client.post("/api/v1/nodes/car-1/approve")
     bench.clock.move(hours=25)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hetertrain_cloud.control.alerts import JobSurvey, Names, Survey, alerts
+from hetertrain_cloud.control.alerts import ClaimSurvey, JobSurvey, Names, Survey, alerts
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LONG_AGO = NOW - timedelta(days=1)
@@ -27,6 +27,16 @@ WELL = Survey(
     authority_expires_at=NOW + timedelta(days=3000),
     certificates=(("the API", NOW + timedelta(days=60)),),
     disk_free_share=0.5,
+)
+
+
+CLAIM = ClaimSurvey(
+    id="c1",
+    role="edge",
+    node=None,
+    labels={"region": "north"},
+    created_at=NOW - timedelta(hours=4),
+    expires_at=NOW + timedelta(hours=1),
 )
 
 
@@ -87,7 +97,7 @@ TABLE: list[tuple[str, dict[str, object], list[tuple[str, str, str]]]] = [
     ("pending", {"pending": Names(1, ("car-1",))}, [("warning", "nodes_pending", "car-1")]),
     ("expiring", {"expiring": Names(7, ("a", "b"))}, [("warning", "certificates_expiring", "")]),
     ("unseen", {"unseen": Names(7, ("a", "b"))}, [("warning", "nodes_unseen", "")]),
-    ("claim", {"claims": (("c1", NOW),)}, [("info", "claim_expiring", "c1")]),
+    ("claim", {"claims": (CLAIM,)}, [("info", "claim_expiring", "c1")]),
     (
         "authority",
         {"authority_expires_at": NOW + timedelta(days=80)},
@@ -131,6 +141,25 @@ def test_the_most_severe_comes_first() -> None:
         replace(WELL, jobs=(), disk_free_share=0.05, broker_error="refused", has_admin=False)
     )
     assert [alert.severity for alert in found] == ["critical", "warning", "warning", "info"]
+
+
+@pytest.mark.parametrize(
+    ("life_hours", "left_hours", "is_ending"),
+    [(1, 0.9, False), (1, 0.2, True), (24, 7, False), (24, 6, True), (720, 25, False)],
+)
+def test_a_claim_is_ending_when_little_is_left_of_its_life(
+    life_hours: float, left_hours: float, is_ending: bool
+) -> None:
+    expires_at = NOW + timedelta(hours=left_hours)
+    created_at = expires_at - timedelta(hours=life_hours)
+    claim = replace(CLAIM, created_at=created_at, expires_at=expires_at)
+    assert claim.is_ending(NOW) is is_ending
+
+
+def test_a_claim_is_told_by_what_it_lets_in() -> None:
+    found = alerts(replace(WELL, claims=(CLAIM, replace(CLAIM, node="rsu-7", labels={}))))
+    assert "The claim c1 for gateways with region=north expires at 2026-01-01" in found[0].text
+    assert "The claim c1 for rsu-7 expires" in found[1].text
 
 
 def test_many_names_are_cut_short() -> None:

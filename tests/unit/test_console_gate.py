@@ -29,8 +29,7 @@ async def socket(websocket: WebSocket) -> None:
     await websocket.close()
 
 
-@pytest.fixture
-def client() -> TestClient:
+def made(*, has_admin: bool = True) -> TestClient:
     app = Starlette(
         routes=[
             Route("/api/v1/nodes", lambda _request: PlainTextResponse("nodes")),
@@ -38,8 +37,13 @@ def client() -> TestClient:
             WebSocketRoute("/console/socket", socket),
         ]
     )
-    gate = Gate(app, has_session=lambda secret: secret == "good")
+    gate = Gate(app, has_session=lambda secret: secret == "good", has_admin=lambda: has_admin)
     return TestClient(gate, base_url="https://console.test", follow_redirects=False)
+
+
+@pytest.fixture
+def client() -> TestClient:
+    return made()
 
 
 def logged_in(client: TestClient) -> TestClient:
@@ -65,6 +69,15 @@ def test_the_login_page_and_its_files_are_for_everybody_and_nothing_else_is(
         assert client.get(f"/console/static/{name}").status_code == 200
     for name in ("data_table.js", "../gate.py", "login.html"):
         assert client.get(f"/console/static/{name}").status_code == 401
+
+
+def test_the_first_admin_is_offered_to_be_made_only_while_there_is_none() -> None:
+    before, after = (made(has_admin=has).get("/console/login").text for has in (False, True))
+    assert "Create the first admin" in before
+    assert "first admin" not in after
+    for page_shown in (before, after):
+        assert 'aria-label="Log in"' in page_shown
+        assert page_shown.rstrip().endswith("</html>")
 
 
 def test_another_site_cannot_use_a_session(client: TestClient) -> None:

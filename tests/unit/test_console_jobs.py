@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetertrain_cloud.console import specification as spec
-from hetertrain_cloud.console.curves import is_better_low
+from hetertrain_cloud.console.curves import is_better_low, lines, step
 from hetertrain_cloud.console.job_parts import measured, orders_of
 from hetertrain_cloud.console.screens import compare, job, version, versions
 from hetertrain_cloud.control.jobs import JobSpecification
@@ -101,12 +101,12 @@ def test_a_refusal_of_the_api_is_said_at_the_option_and_its_line() -> None:
     errors = (
         ("body.specification.train_when", "Value error, condition 'x' is malformed"),
         ("body.specification.sync_seconds", "Input should be greater than 0"),
-        ("body.name", "String should match pattern"),
+        ("body.name", "String should match pattern '^[a-z]$'"),
     )
     assert spec.refusals(errors) == {
         "train_when": "condition 'x' is malformed",
-        "sync_seconds": "Input should be greater than 0",
-        "name": "String should match pattern",
+        "sync_seconds": "more than 0",
+        "name": "characters that are not allowed here, or too many",
     }
     text = '# train_when\ntask = "a:B"\ntrain_when = ["x"]\n[eligible_labels]\n'
     assert spec.line_of(text, "train_when") == 3
@@ -161,15 +161,44 @@ def test_the_best_job_of_each_metric_stands_first() -> None:
     }
     found = [(row["metric"], row["job"]["text"], row["best"]) for row in compare.best_rows(runs)]
     assert found == [
-        ("accuracy, highest", "one", 0.9),
-        ("accuracy, highest", "two", 0.7),
-        ("loss, lowest", "two", 0.4),
-        ("loss, lowest", "one", 0.5),
+        ("Accuracy, highest", "one", 0.9),
+        ("Accuracy, highest", "two", 0.7),
+        ("Loss, lowest", "two", 0.4),
+        ("Loss, lowest", "one", 0.5),
     ]
     assert compare.curves_of(runs, "loss", "uplink_bytes") == {
         "one": [(200, 0.6)],
         "two": [(300, 0.4)],
     }
+
+
+def test_a_job_that_has_no_measurement_is_said_to_have_none_beside_one_that_has() -> None:
+    runs: dict[str, list[dict[str, Any]]] = {"one": [measurement(1, r2=0.5)], "two": []}
+    assert compare.unmeasured(runs) == ("two",)
+    assert compare.unmeasured({"two": []}) == ()
+
+
+@pytest.mark.parametrize(
+    ("span", "unit", "apart"),
+    [
+        (2, "", 1),
+        (1589, "", 500),
+        (97, "seconds", 20),
+        (572, "seconds", 120),
+        (11_000, "seconds", 3600),
+        (172_800, "seconds", 8 * 3600),
+        (40 * 86_400, "seconds", 10 * 86_400),
+        (572e6, "bytes", 1e8),
+    ],
+)
+def test_an_axis_is_labelled_at_whole_round_numbers(span: float, unit: str, apart: float) -> None:
+    assert step(span, unit) == apart
+
+
+def test_the_last_label_of_an_axis_has_room() -> None:
+    axis = lines({"r2": [(17, 0.5), (1589, 0.9)]}, "version")["xAxis"]
+    assert (axis["min"], axis["interval"], axis["axisLabel"]["showMaxLabel"]) == (0, 500, False)
+    assert lines({"r2": [(500, 0.5), (1000, 0.9)]}, "version")["xAxis"]["axisLabel"]["showMaxLabel"]
 
 
 @pytest.mark.parametrize(
@@ -215,4 +244,4 @@ def test_contributions_are_shown_by_weight_and_their_share_by_lag() -> None:
     assert [each["node"] for each in version.by_weight(weighed)] == ["b", "c", "a"]
     assert version.share_by_lag(weighed) == {"0": 50.0, "1": 0.0, "2": 50.0}
     assert version.share_by_lag([each | {"share": None} for each in found]) == {}
-    assert version.row(weighed[0], largest=0.5)["share"] == {"share": 0.4, "text": "20.0 %"}
+    assert version.row(weighed[0])["share"] == {"share": 0.2, "text": "20.0 %"}, "of the whole bar"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hetertrain_cloud.console import words
 from hetertrain_cloud.console.screens import (
     account,
     accounts,
@@ -20,6 +21,23 @@ from hetertrain_cloud.console.screens import (
 from hetertrain_cloud.console.view import to
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("String should have at least 12 characters", "at least 12 characters"),
+        ("Dictionary should have at most 16 items after validation, not 17", "at most 16 lines"),
+        ("Input should be greater than or equal to 1", "at least 1"),
+        ("Input should be less than 5", "less than 5"),
+        ("Input should be a valid integer, unable to parse", "write a number"),
+        ("Value error, no such task", "no such task"),
+        ("Field required", "this is needed"),
+        ("something new", "something new"),
+    ],
+)
+def test_a_refusal_is_said_in_the_forms_own_words(message: str, said: str) -> None:
+    assert words.refusal(message) == said
 
 
 def claim(**changes: Any) -> dict[str, Any]:

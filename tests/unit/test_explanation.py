@@ -285,10 +285,11 @@ def test_the_first_check_that_does_not_hold_is_named_with_what_was_found(name: s
     assert by_code[code].state == state
     assert text in explanation.summary
     assert by_code[code].advice
-    before = list(CHECKS)[: list(CHECKS).index(code)]
-    assert {by_code[each].state for each in before} <= {"ok"}
-    after = list(CHECKS)[len(before) + 1 :]
-    assert {by_code[each].state for each in after} <= {"unknown"}
+    looked_at = list(by_code)
+    assert looked_at == [each for each in CHECKS if each in by_code]
+    place = looked_at.index(code)
+    assert {by_code[each].state for each in looked_at[:place]} <= {"ok"}
+    assert {by_code[each].state for each in looked_at[place + 1 :]} <= {"unknown"}
 
 
 @pytest.mark.parametrize(
@@ -304,6 +305,17 @@ def test_of_a_node_that_is_at_work_every_check_holds(situation: Situation) -> No
     assert explanation.is_training
     assert {check.state for check in explanation.checks} == {"ok"}
     assert explanation.summary
+
+
+def test_of_a_gateway_only_what_fits_it_is_checked() -> None:
+    own = {"eligible", "trainer"}
+    for situation in (
+        gateway("collecting", "x"),
+        replace(WELL, role="edge", said=None, is_online=False),
+    ):
+        assert {check.code for check in explain(situation).checks} == CHECKS.keys() - own
+    with_own_work = explain(gateway("collecting; trains too", "x"))
+    assert {check.code for check in with_own_work.checks} == set(CHECKS)
 
 
 def test_what_will_stop_a_node_that_still_trains_is_named() -> None:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 COLOURS = tuple(f"var(--series-{number})" for number in range(1, 7))
 Points = Sequence[tuple[float, float]]
+INTERVALS_MAX = 6
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+# Up to two minutes, hours and days are written in the next smaller unit (static/format.js).
+_STEPS_SECONDS = (
+    *(1, 2, 5, 10, 20),
+    *(each * _MINUTE for each in (1, 2, 5, 10, 20)),
+    *(each * _HOUR for each in (1, 2, 4, 8)),
+)
 
 
 def lines(
     curves: Mapping[str, Points],
     across: str,
     *,
-    starts_at_zero: bool = False,
+    along: str = "",
     has_legend: bool = False,
 ) -> dict[str, Any]:
-    """Return a chart of curves by name over what ``across`` names."""
+    """Return a chart of curves by name over what ``across`` names, from zero where that has a unit:
+    ``along``, seconds or bytes.
+    """
     axis = _axis()
     has_legend = has_legend or len(curves) > 1
     return {
@@ -24,7 +35,7 @@ def lines(
         "color": list(COLOURS),
         "grid": {
             "left": 8,
-            "right": 18,
+            "right": 36,  # Half of the last label stands beyond the axis.
             "top": 34 if has_legend else 14,
             "bottom": 30,
             "containLabel": True,
@@ -34,13 +45,14 @@ def lines(
         "xAxis": axis
         | {
             "type": "value",
+            "axisLine": axis["axisLine"] | {"onZero": False},
             "name": across,
             "nameLocation": "middle",
             "nameGap": 28,
-            "min": 0 if starts_at_zero else "dataMin",
             "max": "dataMax",
             "splitLine": {"show": False},
-        },
+        }
+        | _ticks(curves, along),
         "yAxis": axis | {"type": "value", "scale": True},
         "series": [
             {
@@ -53,6 +65,32 @@ def lines(
             }
             for name, points in curves.items()
         ],
+    }
+
+
+def step(span: float, unit: str = "") -> float:
+    """Return how far apart whole, round numbers stand on an axis of so much; in seconds, those that
+    are whole minutes, hours or days.
+    """
+    least = span / INTERVALS_MAX
+    if unit == "seconds" and least <= 2 * _DAY / INTERVALS_MAX:
+        return next(each for each in _STEPS_SECONDS if each >= least)
+    of = _DAY if unit == "seconds" else 1
+    power = 10.0 ** math.floor(math.log10(max(least / of, 1)))
+    return of * next(each * power for each in (1, 2, 5, 10) if each * power >= least / of)
+
+
+def _ticks(curves: Mapping[str, Points], unit: str) -> dict[str, Any]:
+    """Return where an axis begins and is labelled; at its end, only if that is round, too."""
+    found = [point[0] for points in curves.values() for point in points]
+    first, last = 0 if unit else min(found, default=0), max(found, default=1)
+    interval = step(last - first, unit)
+    start = first - first % interval
+    return {
+        "min": start if start < last else start - interval,
+        "interval": interval,
+        "axisLabel": _axis()["axisLabel"]
+        | {"hideOverlap": True, "showMaxLabel": last % interval == 0},
     }
 
 

@@ -6,6 +6,7 @@ values; ``static`` holds the browser's side of each part.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,18 @@ _PICTURES: dict[Tone, str] = {
     "bad": "error",
     "quiet": "info",
 }
+_LONG_DOTTED = re.compile(r"(?=\S{24})\S*\w\.[^\W\d_]")
+"""A name that may be too long for its place, and can be broken behind a dot."""
 _CHARTS = Path(nicegui.__file__).parent / "elements" / "echart" / "dist"
 
 
 def tag(name: str, text: str = "", classes: str = "", **attributes: object) -> Element:
     """Return an HTML element, with text where given; ``aria_label`` and such become attributes."""
-    element = TextElement(tag=name, text=text) if text else Element(name)
+    if _LONG_DOTTED.search(text):
+        with Element(name) as element:
+            Prose(text)
+    else:
+        element = TextElement(tag=name, text=text) if text else Element(name)
     if classes:
         element.classes(classes)
     for attribute, value in attributes.items():
@@ -143,6 +150,14 @@ def shares(parts: Sequence[tuple[str, int, Tone]], label: str) -> Element:
     return made
 
 
+class Prose(Element, component="static/prose.js"):
+    """Text with long names, which may be broken behind their dots."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._props["text"] = text
+
+
 class Moment(Element, component="static/moment.js"):
     """A time that says how long ago it is."""
 
@@ -182,10 +197,12 @@ class Field(Element, component="static/field.js"):
         value: str | float | bool = "",
         *,
         kind: str = "text",
+        example: str = "",
         on_value: Handler | None = None,
         **props: Any,
     ) -> None:
-        """``kind`` is a type of HTML's input, ``select`` (with ``options``) or ``textarea``.
+        """``kind`` is a type of HTML's input, ``select`` (with ``options``) or ``textarea``;
+        ``example`` is shown as one where nothing stands in it.
 
         ``props``: hint, error, placeholder, required, options (value, text), rows, least, most,
         inputmode.
@@ -194,6 +211,8 @@ class Field(Element, component="static/field.js"):
         self.value: Any = value
         self._on_value = on_value
         self._props.update(label=label, kind=kind, value=value, **props)
+        if example:
+            self._props["placeholder"] = f"for example {example}"
         self.on("value", self._take, throttle=0.15, leading_events=False)
         # Who types and clicks at once is not to lose the last letters.
         self.on("settle", self._take)
@@ -222,11 +241,21 @@ class Field(Element, component="static/field.js"):
             self._props.update(options=options, value=self.value)
             self.update()
 
+    @property
+    def is_faulty(self) -> bool:
+        """Whether something is said to be wrong with it."""
+        return bool(self._props.get("error"))
+
     def complain(self, error: str) -> None:
         """Say what is wrong with it; empty: nothing is."""
         if self._props.get("error", "") != error:
             self._props.update(error=error, value=self.value)
             self.update()
+
+    def focus(self) -> None:
+        """Bring it into view, and the keyboard to it."""
+        self._props.update(focused=self._props.get("focused", 0) + 1, value=self.value)
+        self.update()
 
 
 class Modal(Element, component="static/modal.js"):

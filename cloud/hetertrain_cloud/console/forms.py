@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from hetertrain_cloud.console import words
 from hetertrain_cloud.console.client import ProblemAnswer
 from hetertrain_cloud.console.elements import Field, Modal, button, tag
 from hetertrain_cloud.console.view import View
-
-_MALFORMED = "String should match pattern"
 
 
 class Dialog:
@@ -57,7 +55,7 @@ def complain(
     for where, message in problem.errors:
         name = where.removeprefix("body.").partition(".")[0]
         if name in fields:
-            found.setdefault(name, _in_words(message))
+            found.setdefault(name, words.sentence(words.refusal(message)))
         else:
             rest.append(f"{where}: {message}")
     name = (about or {}).get(problem.code, "")
@@ -67,8 +65,16 @@ def complain(
         rest.append(problem.detail)
     for name, field in fields.items():
         field.complain(found.get(name, ""))
+    focus_faulty(fields.values())
     if rest:
         view.say("; ".join(rest), is_bad=True)
+
+
+def focus_faulty(fields: Iterable[Field]) -> None:
+    """Bring the first field into view that something is wrong with."""
+    faulty = next((field for field in fields if field.is_faulty), None)
+    if faulty is not None:
+        faulty.focus()
 
 
 async def send(
@@ -98,9 +104,3 @@ def number(field: Field) -> int | None:
         return None
     field.complain("")
     return found
-
-
-def _in_words(message: str) -> str:
-    if message.startswith(_MALFORMED):
-        return "This has characters that are not allowed here, or is too long."
-    return words.sentence(message)

@@ -8,6 +8,7 @@ to be evaluated.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
@@ -16,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import FileResponse, PlainTextResponse, RedirectResponse
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hetertrain_cloud.control.api.convention import SESSION_COOKIE
@@ -45,10 +46,15 @@ _POLICY = "; ".join(
 class Gate:
     """Lets into the console who has a session, and guards its pages; passes on all else."""
 
-    def __init__(self, app: ASGIApp, has_session: Callable[[str], bool]) -> None:
-        """``has_session`` tells whether a cookie's secret is that of a session."""
+    def __init__(
+        self, app: ASGIApp, has_session: Callable[[str], bool], has_admin: Callable[[], bool]
+    ) -> None:
+        """``has_session`` tells whether a cookie's secret is that of a session; ``has_admin``,
+        whether the first admin is made, which the API tells whoever tries to make another.
+        """
         self._app = app
         self._has_session = has_session
+        self._has_admin = has_admin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take a request or a socket."""
@@ -64,7 +70,10 @@ class Gate:
 
     async def _guard(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        if scope["type"] == "http" and (found := _open_file(path)) is not None:
+        if scope["type"] == "http" and path == LOGIN:
+            page = login_page(has_admin=await run_in_threadpool(self._has_admin))
+            await HTMLResponse(page)(scope, receive, _page_sender(send))
+        elif scope["type"] == "http" and (found := _open_file(path)) is not None:
             await FileResponse(found)(scope, receive, _page_sender(send))
         elif not _is_same_origin(headers):
             await _refuse(scope, receive, send, 403, "the request comes from another site")
@@ -89,9 +98,13 @@ def session_of(headers: Headers) -> str:
     return found.value if found else ""
 
 
+def login_page(*, has_admin: bool) -> str:
+    """Return the page to log in, with the way to make the first admin while there is none."""
+    page = (STATIC / "login.html").read_text(encoding="utf-8")
+    return re.sub(r"<details>.*</details>", "", page, flags=re.DOTALL) if has_admin else page
+
+
 def _open_file(path: str) -> Path | None:
-    if path == LOGIN:
-        return STATIC / "login.html"
     name = path.removeprefix(f"{MOUNT}/static/")
     return STATIC / name if name in OPEN_FILES and name != path else None
 

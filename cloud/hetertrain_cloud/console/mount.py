@@ -27,6 +27,9 @@ def mount_console(app: FastAPI) -> None:
         with plane.database.read() as transaction:
             return by_session(transaction, secret, plane.now()) is not None
 
+    def has_admin() -> bool:
+        return plane.bootstrap_token() is None
+
     def client_of(request: Request) -> ApiClient:
         address = request.client.host if request.client else "unknown"
         return ApiClient(app, session_of(request.headers), address)
@@ -48,5 +51,5 @@ def mount_console(app: FastAPI) -> None:
         show_welcome_message=False,
         binding_refresh_interval=None,
     )
-    app.add_middleware(Gate, has_session=has_session)
+    app.add_middleware(Gate, has_session=has_session, has_admin=has_admin)
     app.add_middleware(GZipMiddleware, minimum_size=1024)

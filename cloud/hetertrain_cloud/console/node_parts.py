@@ -19,3 +19,8 @@ def work_shares(by_doing: Mapping[str, int]) -> None:
 def gateway(cell: str) -> str:
     """Return the address of the gateway whose cell it is; empty: the cloud's own."""
     return "" if cell == CLOUD_CELL else to(f"/nodes/{cell}")
+
+
+def cell_address(gateway_name: str) -> str:
+    """Return the address of the active nodes in a gateway's cell."""
+    return to("/fleet", cell=gateway_name, state="active")

@@ -180,7 +180,7 @@ def refusals(errors: Sequence[tuple[str, str]], first: str = "") -> dict[str, st
     for where, message in errors:
         parts = [part for part in where.split(".") if part not in ("body", "specification")]
         name = parts[0] if parts else first
-        text = message.removeprefix("Value error, ")
+        text = words.refusal(message)
         found[name] = f"{found[name]}; {text}" if name in found else text
     return found
 

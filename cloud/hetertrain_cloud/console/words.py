@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hetertrain_cloud.console.elements import Tone
 
 _SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -34,6 +36,24 @@ _DOING_TONES: dict[str, Tone] = {
     "train_failed": "bad",
     "offline": "quiet",
 }
+
+_REFUSALS = (
+    (r"Value error, (.+)", r"\1"),
+    (r"Field required", "this is needed"),
+    (r"String should match pattern .*", "characters that are not allowed here, or too many"),
+    (r"String should have at (least|most) (\d+) characters?", r"at \1 \2 characters"),
+    (
+        r"(?:List|Dictionary|Tuple) should have at (least|most) (\d+) items?\b.*",
+        r"at \1 \2 lines",
+    ),
+    (r"Input should be greater than or equal to (.+)", r"at least \1"),
+    (r"Input should be less than or equal to (.+)", r"at most \1"),
+    (r"Input should be greater than (.+)", r"more than \1"),
+    (r"Input should be less than (.+)", r"less than \1"),
+    (r"Input should be a valid (?:number|integer)\b.*", "write a number"),
+    (r"Input should be (.+)", r"it should be \1"),
+)
+"""What a malformed request is refused for, and how forms say it."""
 
 
 def doing_tone(doing: str) -> Tone:
@@ -90,6 +110,15 @@ def seen(page: int, page_rows: int, num: int) -> str:
 def plain(code: str) -> str:
     """Write a code for people."""
     return code.replace("_", " ")
+
+
+def refusal(message: str) -> str:
+    """Say why an entry was refused; the API says it of a value, as programs see it."""
+    for pattern, text in _REFUSALS:
+        found = re.fullmatch(pattern, message, re.DOTALL)
+        if found:
+            return found.expand(text)
+    return message
 
 
 def sentence(text: str) -> str:

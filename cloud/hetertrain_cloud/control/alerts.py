@@ -6,7 +6,7 @@ what they look at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -34,6 +34,8 @@ SERVER_EXPIRY = timedelta(days=14)
 AUTHORITY_EXPIRY = timedelta(days=90)
 UNSEEN = timedelta(hours=24)
 CLAIM_EXPIRY = timedelta(hours=24)
+CLAIM_LEFT = 0.25
+"""Whoever made a claim knows how short it is: it is time when no more than this share is left."""
 DISK_WARNING, DISK_CRITICAL = 0.10, 0.03
 
 
@@ -96,6 +98,28 @@ class JobSurvey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimSurvey:
+    """One claim that nobody has used."""
+
+    id: str
+    role: str
+    node: str | None
+    labels: Mapping[str, str]
+    created_at: datetime
+    expires_at: datetime
+
+    def is_ending(self, now: datetime) -> bool:
+        """Tell whether little is left of its life."""
+        left = self.expires_at - now
+        return left <= min(CLAIM_EXPIRY, CLAIM_LEFT * (self.expires_at - self.created_at))
+
+    def __str__(self) -> str:
+        whom = self.node or ("gateways" if self.role == "edge" else "vehicles")
+        labels = ", ".join(f"{key}={value}" for key, value in self.labels.items())
+        return f"{self.id} for {whom}" + (f" with {labels}" if labels else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """All that the rules look at."""
 
@@ -109,8 +133,8 @@ class Survey:
     expiring: Names = Names()
     """Active nodes whose certificates expire within ``NODE_EXPIRY``, or have expired."""
     unseen: Names = Names()
-    claims: tuple[tuple[str, datetime], ...] = ()
-    """Unused ones that expire within ``CLAIM_EXPIRY``, and when."""
+    claims: tuple[ClaimSurvey, ...] = ()
+    """Unused ones of whose life little is left."""
     authority_expires_at: datetime
     certificates: tuple[tuple[str, datetime], ...] = ()
     """The cloud's own, by what they are for."""
@@ -301,14 +325,14 @@ def _nodes(now: Survey) -> Iterator[Alert]:
             text=f"{now.unseen.count} active nodes were not seen for 24 hours: {now.unseen}.",
             advice="They may be switched off. Decommission those that are gone for good.",
         )
-    for claim, expires_at in now.claims:
+    for claim in now.claims:
         yield Alert(
             code="claim_expiring",
             severity="info",
             kind="claim",
-            name=claim,
-            text=f"The claim {claim} expires at {expires_at:%Y-%m-%d %H:%M} UTC, and nobody has "
-            "used it.",
+            name=claim.id,
+            text=f"The claim {claim} expires at {claim.expires_at:%Y-%m-%d %H:%M} UTC, and nobody "
+            "has used it.",
             advice="Enrol the node, make another claim, or revoke this one.",
         )
 

@@ -44,6 +44,8 @@ TITLES = {
     "taking_part": "It takes part",
 }
 """The checks, in causal order."""
+OWN_WORK = ("eligible", "trainer")
+"""Of a gateway these hold only where it has data of its own."""
 JOBS_NAMED_MAX = 3
 
 
@@ -80,6 +82,8 @@ def explain(situation: Situation) -> Explanation:
     checks: list[Check] = []
     reason: tuple[Check, str] | None = None
     for code, look in CHECKS.items():
+        if code in OWN_WORK and not _has_own_work(situation):
+            continue
         if reason is not None:
             detail = f"cannot be told before this holds: {reason[0].title}"
             checks.append(Check(code=code, state="unknown", detail=detail))
@@ -93,6 +97,11 @@ def explain(situation: Situation) -> Explanation:
     if is_training and reason is not None:
         summary = f"It trains for now, but: {summary}"
     return Explanation(is_training, summary, tuple(checks))
+
+
+def _has_own_work(situation: Situation) -> bool:
+    said = situation.said
+    return situation.role != "edge" or (said is not None and "; " in said.doing)
 
 
 def _is_training(situation: Situation) -> bool:

@@ -21,6 +21,7 @@ from hetertrain_cloud.control.alerts import (
     NODE_EXPIRY,
     REFUSED_SECONDS,
     UNSEEN,
+    ClaimSurvey,
     JobSurvey,
     Names,
     Survey,
@@ -31,6 +32,7 @@ from hetertrain_cloud.control.tables import Claim, Job, Node
 from hetertrain_cloud.refusals import GATHER_SECONDS, newest_first
 
 JOBS_MAX = 500
+CLAIMS_LOOKED_AT_MAX = 500
 CLAIMS_MAX = 50
 REFUSALS_MAX = 1000
 TIMES = 21
@@ -74,17 +76,27 @@ def _names(transaction: Transaction, condition: ColumnElement[bool]) -> Names:
     return Names(count, tuple(transaction.scalars(first)))
 
 
-def _claims(
-    transaction: Transaction, now: datetime.datetime
-) -> tuple[tuple[str, datetime.datetime], ...]:
+def _claims(transaction: Transaction, now: datetime.datetime) -> tuple[ClaimSurvey, ...]:
     query = (
         select(Claim)
         .where(Claim.uses == 0, Claim.revoked_at.is_(None))
         .where(Claim.expires_at > now, Claim.expires_at < now + CLAIM_EXPIRY)
         .order_by(Claim.expires_at)
-        .limit(CLAIMS_MAX)
+        .limit(CLAIMS_LOOKED_AT_MAX)
     )
-    return tuple((claim.id, claim.expires_at) for claim in transaction.scalars(query))
+    claims = (
+        ClaimSurvey(
+            id=claim.id,
+            role=claim.role,
+            node=claim.node,
+            labels=claim.labels,
+            created_at=claim.created_at,
+            expires_at=claim.expires_at,
+        )
+        for claim in transaction.scalars(query)
+    )
+    # A time that depends on two columns is not one that every database can reckon with.
+    return tuple(islice((claim for claim in claims if claim.is_ending(now)), CLAIMS_MAX))
 
 
 def _job(

@@ -15,10 +15,11 @@ from hetertrain_cloud.console.elements import (
     Tone,
     button,
     card,
+    link,
     tag,
 )
 from hetertrain_cloud.console.screens.tokens import SECONDS, Tokens
-from hetertrain_cloud.console.view import Screen, View
+from hetertrain_cloud.console.view import Screen, View, to
 
 PAGE = 50
 ROLES = (
@@ -77,6 +78,7 @@ class Accounts:
         view = self._view
         may = view.may("users:write")
         with view.head("Users and tokens"):
+            link("Your tokens", to("/account"), "button")
             if may:
                 button("New user", self._new_user, "button-primary", "person_add")
         with card("Users", "card-flush"):
@@ -162,7 +164,7 @@ class Accounts:
         form = forms.Dialog(self._view, "New user", "Add the user")
         with form.fields:
             fields = {
-                "name": Field("Name", placeholder="anna", required=True),
+                "name": Field("Name", example="anna", required=True),
                 "password": forms.password_field(),
                 "role": Field("Role", "viewer", kind="select", options=list(ROLES)),
             }

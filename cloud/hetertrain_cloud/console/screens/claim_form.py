@@ -52,18 +52,18 @@ class ClaimForm:
         self._made = made
         self._fields: dict[str, Field] = {}
 
-    def open(self, node: str = "") -> None:
+    def open(self, node: str = "", role: str = "vehicle") -> None:
         """Ask what the claim is to let in; ``node``: for this node."""
         with self._view.dialogs(), Modal("New claim", is_wide=True, is_once=True) as self._modal:
-            self._ask(node)
+            self._ask(node, role)
         self._modal.open()
 
-    def _ask(self, node: str) -> None:
+    def _ask(self, node: str, role: str) -> None:
         tag("h2", "New claim")
         tag("p", "What a vehicle or an edge gateway is given to join the fleet.", "muted")
         with tag("div", "", "form"):
             self._fields = {
-                "role": Field("For", "vehicle", kind="select", options=list(ROLES)),
+                "role": Field("For", role, kind="select", options=list(ROLES)),
                 "hours": Field("Valid for", "24", kind="select", options=list(DURATIONS)),
                 "node": Field(
                     "Node's name",
@@ -80,7 +80,7 @@ class ClaimForm:
                     "Labels that they get, one a line",
                     kind="textarea",
                     rows=3,
-                    placeholder="region=north",
+                    example="region=north",
                     hint="KEY=VALUE. Jobs choose their nodes by labels.",
                 )
             with tag("div", "", "form-wide"):

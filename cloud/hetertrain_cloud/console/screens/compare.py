@@ -56,6 +56,12 @@ def curves_of(runs: Runs, metric: str, across: str) -> dict[str, list[tuple[floa
     }
 
 
+def unmeasured(runs: Runs) -> tuple[str, ...]:
+    """Return the jobs that have no measurement, where another has one."""
+    without = tuple(job for job, rows in runs.items() if not metrics_of({job: rows}))
+    return without if len(without) < len(runs) else ()
+
+
 def best_rows(runs: Runs) -> list[dict[str, Any]]:
     """Lay out the best of each job by metric, the best job first."""
     found = []
@@ -126,6 +132,7 @@ class Compare:
             return
         self._chosen()
         self._unknown = Region(self._say_unknown)
+        self._unmeasured = Region(self._say_unmeasured)
         self._grid = Region(self._make_charts, "grid")
         with card("", "card-flush"):
             tag("h2", "The best of each", "card-title")
@@ -157,6 +164,7 @@ class Compare:
                     raise
                 unknown.append(job)
         self._unknown.show(tuple(unknown))
+        self._unmeasured.show(unmeasured(self._runs))
         self._grid.show(tuple(metrics_of(self._runs)))
         self._redraw()
         self._table.show(best_rows(self._runs))
@@ -165,6 +173,11 @@ class Compare:
         if jobs:
             with tag("div", "", "callout callout-warning"):
                 tag("span", f"There is no job {', '.join(jobs)}.")
+
+    def _say_unmeasured(self, jobs: tuple[str, ...]) -> None:
+        if jobs:
+            with tag("div", "", "callout"):
+                tag("span", f"Not measured yet, so not drawn: {', '.join(jobs)}.")
 
     def _choose_axis(self, across: str) -> None:
         self._across = across if across in ACROSS else "version"
@@ -184,7 +197,7 @@ class Compare:
         text, unit = ACROSS[self._across]
         for metric, chart in self._charts.items():
             curves = curves_of(self._runs, metric, self._across)
-            chart.draw(lines(curves, text, starts_at_zero=bool(unit), has_legend=True), along=unit)
+            chart.draw(lines(curves, text, along=unit, has_legend=True), along=unit)
 
 
 async def build(view: View) -> None:

@@ -142,6 +142,8 @@ class Enrolment:
             await view.live(self._refresh_nodes, SECONDS)
         if view.may("claims:read"):
             await view.live(self._refresh_claims, SECONDS)
+        if view.query.get("role") in ROLES and view.may("claims:write"):
+            self._new_claim(role=view.query["role"])
 
     def _make_waiting(self) -> None:
         may = self._view.may("nodes:write")
@@ -290,8 +292,8 @@ class Enrolment:
         self._bulk.show(())
         await self._waiting_pager.restart()
 
-    def _new_claim(self, node: str = "") -> None:
-        ClaimForm(self._view, self._refresh_claims).open(node)
+    def _new_claim(self, node: str = "", role: str = "vehicle") -> None:
+        ClaimForm(self._view, self._refresh_claims).open(node, role)
 
     async def _revoke_claim(self, _action: str, claim: str) -> None:
         text = "Nobody can join with it any more. Nodes that did stay."

@@ -23,6 +23,7 @@ from hetertrain_cloud.console.elements import (
     button,
     card,
     empty,
+    link,
     tag,
 )
 from hetertrain_cloud.console.node_parts import gateway, work_shares
@@ -118,6 +119,11 @@ def menus(counts: dict[str, Any], jobs: list[str]) -> dict[str, list[tuple[str, 
     }
 
 
+def _way_to_all(is_filtered: bool) -> None:
+    if is_filtered:
+        link("Clear filters", to("/fleet"))
+
+
 class Fleet:
     """The screen: filters, a page of nodes, what is chosen of them."""
 
@@ -184,6 +190,7 @@ class Fleet:
                     options=options,
                     on_value=lambda value, name=name: self._ask(name, value),
                 )
+        self._clear = Region(_way_to_all, "clear")
 
     async def _count(self) -> None:
         counts = await self._view.api.get("/fleet")
@@ -204,6 +211,7 @@ class Fleet:
         text = f"{first + 1:,} to {first + len(page['items']):,} of {total:,}"
         self._pager.show(text, page["next_cursor"])
         self._address.show(urlencode(self._given()))
+        self._clear.show(bool(self._given()))
 
     async def _fold(self, event: GenericEventArguments) -> None:
         self._has_map = event.args["newState"] == "open"
@@ -254,10 +262,11 @@ class Fleet:
         if not keys:
             return
         tag("strong", f"{words.many(len(keys), 'node')} chosen")
-        for action, label in (("approve", "Approve"), ("revoke", "Revoke")):
-            button(label, lambda action=action: self._act(action, list(keys)), "button-small")
+        bad = "button-small button-bad"
+        button("Approve", lambda: self._act("approve", list(keys)), "button-small")
         button("Set a label", lambda: self._label(list(keys)), "button-small")
-        button("Decommission", lambda: self._act("decommission", list(keys)), "button-small")
+        button("Revoke", lambda: self._act("revoke", list(keys)), bad)
+        button("Decommission", lambda: self._act("decommission", list(keys)), bad)
 
     async def _act(self, action: str, nodes: list[str]) -> None:
         texts = {
@@ -274,8 +283,8 @@ class Fleet:
     async def _label(self, nodes: list[str]) -> None:
         with self._view.dialogs(), Modal("Set a label") as modal:
             tag("h2", f"Set a label of {words.many(len(nodes), 'node')}")
-            key = Field("Label", placeholder="region")
-            value = Field("Value", hint="Empty: the label is taken away.", placeholder="north")
+            key = Field("Label", example="region")
+            value = Field("Value", hint="Empty: the label is taken away.", example="north")
 
             async def done() -> None:
                 modal.close()
@@ -309,7 +318,7 @@ class Fleet:
     def _save(self) -> None:
         with self._view.dialogs(), Modal("Save this filter") as modal:
             tag("h2", "Save this filter")
-            name = Field("Name", placeholder="charging in the north")
+            name = Field("Name", example="charging in the north")
 
             async def keep() -> None:
                 body = {"query": urlencode(self._given())}

@@ -13,10 +13,13 @@ from hetertrain_cloud.console.elements import (
     Region,
     card,
     empty,
+    link,
 )
+from hetertrain_cloud.console.node_parts import cell_address
 from hetertrain_cloud.console.view import Screen, View, to
 
 PAGE = 50
+ENROL = to("/enrolment", role="edge")
 COLUMNS = (
     Column("name", "Gateway", "link"),
     Column("doing", "Does", "pill"),
@@ -74,7 +77,7 @@ def members(gateway: Mapping[str, Any]) -> dict[str, str]:
         notes.append("seen through it")
     return {
         "text": words.many(sum(by_doing.values()), "node"),
-        "href": to("/fleet", cell=gateway["name"], state="active"),
+        "href": cell_address(gateway["name"]),
         "note": ", ".join(notes),
     }
 
@@ -87,14 +90,16 @@ def nothing(is_empty: bool) -> None:
         "No gateway yet",
         "A gateway stands between a cell's vehicles and the cloud: it merges their updates, so "
         "that one partial goes up in place of many. Vehicles work without one, too.",
-        to("/enrolment"),
+        ENROL,
         "Make a claim for a gateway",
     )
 
 
 async def build(view: View) -> None:
     """Make the screen."""
-    view.head("Gateways")
+    with view.head("Gateways"):
+        if view.may("claims:write"):
+            link("Enrol a gateway", ENROL, "button button-primary")
     with card("", "card-flush"):
         table = DataTable("Gateways", COLUMNS)
         none = Region(nothing)

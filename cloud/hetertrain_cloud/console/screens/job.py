@@ -225,9 +225,7 @@ class OneJob:
         if self._metric:
             text, unit = ACROSS[self._across]
             points = by_metric(self._rows, self._across)[self._metric]
-            self._curves.draw(
-                lines({self._metric: points}, text, starts_at_zero=bool(unit)), along=unit
-            )
+            self._curves.draw(lines({self._metric: points}, text, along=unit), along=unit)
 
     def _curve_chart(self, metric: str) -> None:
         if not metric:

@@ -9,6 +9,7 @@ from nicegui.element import Element
 from hetertrain_cloud.console import words
 from hetertrain_cloud.console.client import ProblemAnswer
 from hetertrain_cloud.console.elements import Field, button, card, facts, link, tag
+from hetertrain_cloud.console.forms import focus_faulty
 from hetertrain_cloud.console.specification import (
     SECTIONS,
     Form,
@@ -81,19 +82,24 @@ class SpecificationForm:
 
     def read(self) -> Specification | None:
         """Return what stands there; None: something is wrong, and said where."""
-        if self._is_toml:
-            try:
-                specification = read_toml(str(self._text.value))
-            except ValueError as error:
-                self._text.complain(words.sentence(str(error)))
-                return None
-            self._text.complain("")
-            return specification
-        specification, errors = read_entries(
-            {name: field.value for name, field in self._fields.items()}, self._form.options
-        )
+        specification, errors = self.found()
         self.complain(errors)
         return None if errors else specification
+
+    def found(self) -> tuple[Specification, dict[str, str]]:
+        """Return what of it can be read, and what is wrong with which option; "": with all."""
+        if self._is_toml:
+            try:
+                return read_toml(str(self._text.value)), {}
+            except ValueError as error:
+                return {}, {"": str(error)}
+        entries = {name: field.value for name, field in self._fields.items()}
+        return read_entries(entries, self._form.options)
+
+    @property
+    def fields(self) -> list[Field]:
+        """The fields that are seen, from the top down."""
+        return [self._text] if self._is_toml else list(self._fields.values())
 
     def complain(self, errors: dict[str, str]) -> None:
         """Say what is wrong with which option; nothing is with the others."""
@@ -108,6 +114,8 @@ class SpecificationForm:
 
     def _with_line(self, error: tuple[str, str]) -> str:
         name, message = error
+        if not name:
+            return words.sentence(message)
         line = line_of(str(self._text.value), name)
         at = "" if line is None else f"line {line}, "
         return words.sentence(f"{at}{name}: {message}")
@@ -175,7 +183,7 @@ class SpecificationForm:
             entry,
             kind=KINDS.get(option.kind, "text"),
             hint=hint_of(option),
-            placeholder=option.example,
+            example=option.example,
             **more,
         )
 
@@ -185,7 +193,7 @@ class SpecificationForm:
         for name, field in self._fields.items():
             unset = self._form.unset(name, scheme)
             if unset:
-                field.suggest(unset)
+                field.suggest(f"by the scheme: {unset}")
 
 
 async def build_new(view: View) -> None:
@@ -202,26 +210,30 @@ async def build_new(view: View) -> None:
                 "Name of the job",
                 required=True,
                 hint="Letters, digits, dots, dashes and underscores.",
-                placeholder="driving",
+                example="driving",
             )
     written = SpecificationForm(form, {})
 
     async def create(*, is_started: bool) -> None:
-        specification = written.read()
+        specification, errors = written.found()
         chosen = str(name.value).strip()
-        name.complain("" if chosen else "This is needed.")
-        if specification is None or not chosen:
-            view.say("Some entries cannot be used: see what is marked.", is_bad=True)
-            return
+        if not chosen:
+            errors["name"] = "this is needed"
+        # What is wrong already is sent without a name, which is refused: so all is said at once.
+        body = {"name": "" if errors else chosen, "specification": specification}
         try:
-            body = {"name": chosen, "specification": specification}
             await view.api.send("POST", "/jobs", body)
         except ProblemAnswer as problem:
-            errors = refusals(problem.errors)
-            written.complain(errors)
-            taken = problem.detail if problem.code == "job_exists" else ""
-            wrong = errors.get("name", taken)
+            refused = {} if "" in errors else refusals(problem.errors)
+            if errors:
+                refused.pop("name", None)
+            if problem.code == "job_exists":
+                refused["name"] = problem.detail
+            errors = refused | errors
+            wrong = errors.pop("name", "")
             name.complain(words.sentence(wrong) if wrong else "")
+            written.complain(errors)
+            focus_faulty([name, *written.fields])
             view.say(_said(problem), is_bad=True)
             return
         if is_started:
@@ -250,6 +262,7 @@ async def build_edit(view: View) -> None:
     async def save() -> None:
         specification = written.read()
         if specification is None:
+            focus_faulty(written.fields)
             view.say("Some entries cannot be used: see what is marked.", is_bad=True)
             return
         try:
@@ -257,6 +270,7 @@ async def build_edit(view: View) -> None:
         except ProblemAnswer as problem:
             fixed = {"task": problem.detail} if problem.code == "task_fixed" else {}
             written.complain(refusals(problem.errors) | fixed)
+            focus_faulty(written.fields)
             view.say(_said(problem), is_bad=True)
             return
         view.go(path)

@@ -26,7 +26,7 @@ from hetertrain_cloud.console.elements import (
     tag,
 )
 from hetertrain_cloud.console.log_card import LogCard
-from hetertrain_cloud.console.node_parts import gateway
+from hetertrain_cloud.console.node_parts import cell_address, gateway
 from hetertrain_cloud.console.view import Screen, View, crumbs, to
 
 EVENTS = 30
@@ -97,7 +97,7 @@ def about(node: dict[str, Any]) -> None:
         ("Enrolled", lambda: moment(node["enrolled_at"], "date")),
         ("By claim", node["claim"]),
         ("Certificate until", lambda: moment(node["expires_at"], "date")),
-        ("Last seen", lambda: moment(node["seen_at"])),
+        ("Last seen", "now" if node["is_online"] else lambda: moment(node["seen_at"])),
     ]
     facts(rows)
 
@@ -253,12 +253,15 @@ class Node:
         """Make the screen."""
         view = self._view
         self._node = await view.api.get(f"/nodes/{self._name}")
-        crumbs(("Fleet", "/fleet"), here=self._name)
+        is_gateway = self._node["role"] == "edge"
+        crumbs(("Gateways", "/gateways") if is_gateway else ("Fleet", "/fleet"), here=self._name)
         with view.head(self._name):
+            if is_gateway:
+                link("Members of its cell", cell_address(self._name), "button")
             self._actions = Region(self._buttons, "actions")
         with tag("div", "", "grid-wide"):
             with tag("div", "", "stack"):
-                with card("Why it trains, or not"):
+                with card(f"Why it {'works' if is_gateway else 'trains'}, or not"):
                     self._why = Region(explanation, "stack")
                 self._refused = Region(refusals)
                 with card("What happened"):
@@ -282,7 +285,10 @@ class Node:
         why = await api.get(f"{path}/explanation")
         self._why.show(why | {"checks": [settled(check) for check in why["checks"]]})
         self._work.show(live and {k: v for k, v in live.items() if k != "seconds_ago"})
-        self._about.show({k: v for k, v in self._node.items() if k != "live"})
+        known = {k: v for k, v in self._node.items() if k not in ("live", "seen_at")}
+        # When one that is online was last heard is another each second.
+        seen_at = None if is_online else self._node["seen_at"]
+        self._about.show(known | {"is_online": is_online, "seen_at": seen_at})
         if live and self._view.may("jobs:read"):
             await self._look_for_refusals(live["job"])
         if not self._pager.number:  # Who looks at older ones does not want them to move.

@@ -136,7 +136,7 @@ class TokenForm:
         tag("h2", "New API token")
         with tag("div", "", "form"):
             self._fields = {
-                "label": Field("What is it for?", placeholder="nightly report", required=True),
+                "label": Field("What is it for?", example="nightly report", required=True),
                 "days": Field("Valid for", "90", kind="select", options=list(DURATIONS)),
             }
         with tag("fieldset", "", "choices"):

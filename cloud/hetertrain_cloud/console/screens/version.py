@@ -45,15 +45,13 @@ def by_weight(contributions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(contributions, key=lambda c: (-(c["share"] or 0), c["lag"], c["node"], c["seq"]))
 
 
-def row(contribution: dict[str, Any], largest: float) -> dict[str, Any]:
-    """Lay a contribution out as a row; its bar is full where its share is ``largest``."""
+def row(contribution: dict[str, Any]) -> dict[str, Any]:
+    """Lay a contribution out as a row; its bar is as long as its share."""
     share = contribution["share"]
     return {
         "key": f"{contribution['node']} {contribution['seq']}",
         "node": {"text": contribution["node"], "href": to(f"/nodes/{contribution['node']}")},
-        "share": None
-        if share is None
-        else {"share": share / largest if largest else 0, "text": f"{100 * share:.1f} %"},
+        "share": None if share is None else {"share": share, "text": f"{100 * share:.1f} %"},
         "lag": contribution["lag"],
         "base": contribution["base_version"],
         "examples": contribution["examples"],
@@ -197,9 +195,8 @@ class Version:
         """Show a page of contributions: the first and the next are where the list is cut."""
         start = int(self._pager.cursor or 0)
         end, total = start + PAGE, len(self._contributions)
-        largest = self._contributions[0]["share"] or 0.0
         shown = self._contributions[start:end]
-        self._table.show([row(each, largest) for each in shown])
+        self._table.show([row(each) for each in shown])
         text = f"{start + 1:,} to {start + len(shown):,} of {total:,}"
         self._pager.show(text, str(end) if end < total else None)
 

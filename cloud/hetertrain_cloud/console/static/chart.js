@@ -29,6 +29,15 @@ export default {
     this.chart.dispose();
   },
   methods: {
+    // ECharts' own ends could take more of the axis than the data do; with few digits, as their
+    // labels are not seen but take room.
+    fit(axis) {
+      const margin = ({ min, max }) => (max - min || Math.abs(max) || 1) / 20;
+      const unit = (data) => 10 ** Math.floor(Math.log10(margin(data)));
+      axis.min = (data) => Math.floor((data.min - margin(data)) / unit(data)) * unit(data);
+      axis.max = (data) => Math.ceil((data.max + margin(data)) / unit(data)) * unit(data);
+      axis.axisLabel = { ...axis.axisLabel, showMinLabel: false, showMaxLabel: false };
+    },
     draw() {
       const options = coloured(this.options, getComputedStyle(document.body));
       const write = WRITERS[this.unit] || number;
@@ -41,6 +50,7 @@ export default {
       options.tooltip = { ...options.tooltip, formatter: (found) => (Array.isArray(found) ? along(found) : point(found)) };
       for (const axis of [options.yAxis].flat().filter(Boolean)) {
         axis.axisLabel = { ...axis.axisLabel, formatter: write };
+        if (axis.scale) this.fit(axis);
       }
       if (this.along) options.xAxis.axisLabel = { ...options.xAxis.axisLabel, formatter: place };
       this.chart.setOption(options, true);

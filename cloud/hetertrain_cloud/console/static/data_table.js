@@ -1,6 +1,6 @@
 // A table of what the server sends: each kind of cell is written in one place, as text and never as
 // markup, and on a narrow screen each row is a card.
-import { ago, bytes, exact, moment, number, seconds } from "/console/static/format.js";
+import { ago, breakable, bytes, exact, moment, number, seconds } from "/console/static/format.js";
 
 function time(value, form) {
   if (value === "now") return "now";
@@ -9,11 +9,11 @@ function time(value, form) {
 }
 
 function note(value) {
-  return value.note ? Vue.h("span", { class: "note" }, value.note) : null;
+  return value.note ? Vue.h("span", { class: "note" }, breakable(value.note)) : null;
 }
 
 const CELLS = {
-  text: (value) => String(value),
+  text: (value) => breakable(value),
   number: (value) => number(value),
   bytes: (value) => bytes(value),
   seconds: (value) => seconds(value),

@@ -20,6 +20,7 @@ export default {
     step: [Number, String],
     autocomplete: { type: String, default: "off" },
     inputmode: String,
+    focused: Number,
   },
   emits: ["value", "settle", "enter"],
   data() {
@@ -29,6 +30,14 @@ export default {
   watch: {
     value(value) {
       this.own = value;
+    },
+    // Counted, not set: a field may be called to again and again.
+    async focused() {
+      await Vue.nextTick();
+      const fold = this.$el.closest("details");
+      if (fold) fold.open = true;
+      this.$el.scrollIntoView({ block: "center" });
+      this.focus();
     },
   },
   methods: {

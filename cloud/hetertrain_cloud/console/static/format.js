@@ -47,3 +47,10 @@ export function moment(at) {
 export function exact(at) {
   return full.format(at);
 }
+
+// A text as children of an element: a long dotted name may be broken behind each dot in it.
+export function breakable(text) {
+  return String(text)
+    .split(/(?<=[\p{L}\p{N}]\.)(?=\p{L})/u)
+    .flatMap((part, index) => (index ? [Vue.h("wbr"), part] : [part]));
+}

@@ -15,7 +15,7 @@ function goOn() {
 
 function handle(id, steps) {
   const form = document.getElementById(id);
-  form.addEventListener("submit", async (event) => {
+  form?.addEventListener("submit", async (event) => {
     event.preventDefault();
     const [button, error] = [form.querySelector("button"), form.querySelector(".error")];
     button.disabled = true;
