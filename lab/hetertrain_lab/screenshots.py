@@ -26,7 +26,7 @@ TRAINING_SECONDS = 90.0
 SETTLE_MS = 2500
 """Charts are drawn and figures have come by then."""
 DESKTOP, PHONE = (1360, 900), (390, 844)
-COLOURS = 128
+COLOURS = 256
 JOB = "driving"
 
 
@@ -113,7 +113,7 @@ class Photographer:
 
     def _keep(self, page: Page, name: str) -> None:
         picture = Image.open(io.BytesIO(page.screenshot(animations="disabled")))
-        few = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        few = picture.convert("RGB").quantize(COLOURS, kmeans=2, dither=Image.Dither.NONE)
         few.save(self._directory / f"{name}.png", optimize=True)
 
 

@@ -22,6 +22,7 @@ UNHEARD: dict[str, Any] = {
     "local": None,
     "backlog_updates": None,
     "backlog_bytes": None,
+    "cell_bytes_up": None,
     "bytes_up": None,
     "bytes_down": None,
     "month_bytes": None,
@@ -39,6 +40,7 @@ AT_WORK = UNHEARD | {
     "local": 3,
     "backlog_updates": 1,
     "backlog_bytes": 52_000,
+    "cell_bytes_up": 9,
     "bytes_up": 1,
     "bytes_down": 2,
     "month_bytes": 3,
@@ -57,6 +59,7 @@ def test_a_gateway_at_work_is_shown_with_its_cell_and_how_that_is_known() -> Non
         "tone": "good",
         "note": "trains too; waits for the cloud, out of reach for 40 s",
     }
+    assert (shown["cell_bytes_up"], shown["bytes_up"]) == (9, 1)
     assert (shown["backlog"], shown["uplink"]) == ("1 update, 52 kB", "t3, 48 Mbit/s")
     assert shown["version"] == "17, and 3 models of its own"
 

@@ -24,12 +24,12 @@ COLUMNS = (
     Column("name", "Gateway", "link"),
     Column("doing", "Does", "pill"),
     Column("members", "Members of its cell", "link"),
-    Column("uplink", "Way to the cloud"),
-    Column("backlog", "Still to deliver"),
+    Column("uplink", "Its link"),
+    Column("backlog", "To deliver"),
     Column("version", "Version"),
-    Column("bytes_up", "Sent", "bytes"),
-    Column("bytes_down", "Received", "bytes"),
-    Column("month_bytes", "This month", "bytes"),
+    Column("cell_bytes_up", "From its cell", "bytes"),
+    Column("bytes_up", "To the cloud", "bytes"),
+    Column("bytes_down", "From the cloud", "bytes"),
     Column("seen", "Last seen", "time"),
 )
 
@@ -58,11 +58,13 @@ def row(gateway: Mapping[str, Any]) -> dict[str, Any]:
         found |= {
             "uplink": f"{gateway['tier']}, {words.rate(gateway['goodput_bits_per_second'])}",
             "backlog": f"{words.many(gateway['backlog_updates'], 'update')}, "
-            f"{words.size(gateway['backlog_bytes'])}",
+            f"{words.size(gateway['backlog_bytes'])}"
+            if gateway["backlog_updates"]
+            else "nothing",
             "version": "none yet" if version < 0 else f"{version:,}",
+            "cell_bytes_up": gateway["cell_bytes_up"],
             "bytes_up": gateway["bytes_up"],
             "bytes_down": gateway["bytes_down"],
-            "month_bytes": gateway["month_bytes"],
         }
         if local:
             found["version"] += f", and {words.many(local, 'model')} of its own"
