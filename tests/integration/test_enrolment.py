@@ -27,7 +27,7 @@ def test_a_node_enrols_once_with_its_own_key_and_a_repeat_is_harmless(any_bench:
     certificate = x509.load_pem_x509_certificate(first.json()["certificate"].encode())
     authority = x509.load_pem_x509_certificate(first.json()["authority"].encode())
     certificate.verify_directly_issued_by(authority)
-    assert certificate.subject.rfc4514_string() == "CN=car-1"
+    assert certificate.subject.rfc4514_string() == "OU=vehicle,CN=car-1"
     assert again.json()["certificate"] == first.json()["certificate"]
     assert code(other) == "claim_used_up"
     shown = client.get("/api/v1/nodes/car-1").json()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hetertrain.core.combiner import Combiner, Forward, PartialSettled
-from hetertrain.core.events import BundleArrived, UpdateArrived
+from hetertrain.core.combiner import REFUSED_SECONDS, Combiner, Forward, PartialSettled
+from hetertrain.core.events import BundleArrived, Tick, UpdateArrived
 from hetertrain.core.gate import Gate, Outcome, Verdict
 from hetertrain.core.policy import SYNC_PRESETS, Statistics, WeightPolicy
 from hetertrain.core.update import GROUPS_MAX
@@ -89,7 +89,8 @@ def test_a_kill_after_a_refusal_was_heard_collects_each_update_once(gateway: Gat
         assert pending is not None
     gateway.backlog.take_back(verdict, gateway.combiner)
     gateway.backlog.settle(seq)
-    ready = gateway.combiner.handle(PartialSettled(verdict), 2.0)
+    gateway.combiner.handle(PartialSettled(verdict), 2.0)
+    ready = gateway.combiner.handle(Tick(), 2.0 + REFUSED_SECONDS)
     _, content = gateway.store(ready.forward)
     assert sorted(gateway.keys(content)) == [("n0", 1), ("n1", 1)]
     assert gateway.restart() is not None
