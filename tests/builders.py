@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +12,7 @@ from hetertrain.core.aggregator import Aggregator
 from hetertrain.core.gate import Gate
 from hetertrain.core.policy import SYNC_PRESETS, SyncPolicy, WeightPolicy
 from hetertrain.core.update import Checkpoint, Update
+from hetertrain.wire.messages import AggregatorStatus, NodeState
 
 LAYOUT = "test-layout"
 SIZE = 8
@@ -49,3 +52,30 @@ def make_aggregator(
 ) -> Aggregator:
     gate = Gate(LAYOUT, SIZE, 0, policy.max_lag)
     return Aggregator(gate, policy, weights or WeightPolicy(), make_checkpoint())
+
+
+def make_state(node: str, **said: Any) -> NodeState:
+    """Return what a vehicle at work says; ``said`` changes fields."""
+    usual = {"job": "fleet", "cell": "cloud", "tier": "t2", "role": "vehicle", "is_online": True}
+    return NodeState(node=node, **usual | said)
+
+
+def make_status(**said: Any) -> AggregatorStatus:
+    """Return what an aggregator at work says; ``said`` changes fields."""
+    usual: dict[str, Any] = {
+        "job": "fleet",
+        "cell": "cloud",
+        "version": 1,
+        "elapsed_seconds": 1.0,
+        "sync": 0,
+        "sync_in_seconds": None,
+        "is_syncing": False,
+        "active": 1,
+        "open_updates": 1,
+        "metrics": {},
+        "updates_by_lag": {},
+        "refused": {},
+        "waiting_code": "updates",
+        "waiting_for": "2 needed, 1 present",
+    }
+    return AggregatorStatus(**usual | said)

@@ -23,6 +23,7 @@ from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.update import Checkpoint
 from hetertrain.errors import LayoutError, StoreError
 from hetertrain.logging import get_logger
+from hetertrain.transport.database import store_errors
 from hetertrain.transport.files import write_whole
 
 KEPT = 3
@@ -47,8 +48,8 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStore:
-    """The checkpoints of one job in one directory: the newest ``KEPT``, and beside them older ones,
-    a few for every four times as many versions back, which nothing needs.
+    """The checkpoints of one job in one directory: the newest ``KEPT``, which a start may need, and
+    in ``OLDER`` one for each range of ages, to roll back to.
     """
 
     directory: Path
@@ -71,9 +72,10 @@ class CheckpointStore:
         extra = {f"{STATE_PREFIX}{name}": array for name, array in arrays.items()}
         write_model(path, self.layout, checkpoint, {"snapshot": json.dumps(snapshot)}, extra)
         superseded = self._newest_first()[KEPT:]
-        for old in superseded[:-1] if self.keep_first else superseded:
-            self._set_aside(old)
-        self._thin(checkpoint.version)
+        with store_errors(f"set older checkpoints in {self.directory} aside"):
+            for old in superseded[:-1] if self.keep_first else superseded:
+                self._set_aside(old)
+            self._thin(checkpoint.version)
         return path
 
     def _set_aside(self, path: Path) -> None:

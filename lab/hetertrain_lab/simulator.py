@@ -48,14 +48,8 @@ from hetertrain_lab.network import (
     Clock,
     VirtualBroker,
 )
-from hetertrain_lab.processes import (
-    CLOUD_SHAPE,
-    CloudProcess,
-    GatewayProcess,
-    Process,
-    VehicleProcess,
-    between,
-)
+from hetertrain_lab.process import Process, between
+from hetertrain_lab.processes import CLOUD_SHAPE, CloudProcess, GatewayProcess, VehicleProcess
 from hetertrain_lab.scenario import (
     Scenario,
     plan_gateways,

@@ -14,8 +14,9 @@ from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack, unpack
-from hetertrain.wire.messages import LogLines, LogRequest, NodeState
+from hetertrain.wire.messages import LogLines, LogRequest
 from tests.browser.looking import Looker, chromium
+from tests.builders import make_state
 from tests.control import PASSWORD
 from tests.integration.production import Production
 from tests.integration.waiting import wait_until
@@ -60,17 +61,8 @@ class Hostile(threading.Thread):
         assert isinstance(self._events.get(timeout=10), mqtt.Connected)
 
     def run(self) -> None:
-        state = NodeState(
-            node="hostile",
-            job="fleet",
-            cell="cloud",
-            tier="t1",
-            role="vehicle",
-            is_online=True,
-            doing=MARKUP,
-            waiting_for=MARKUP,
-            label=MARKUP,
-            budgets=MARKUP,
+        state = make_state(
+            "hostile", doing=MARKUP, waiting_for=MARKUP, label=MARKUP, budgets=MARKUP
         )
         heartbeat = Outgoing(topics.state("hostile"), pack(state), retain=True)
         while not self._stopping.is_set():

@@ -12,9 +12,10 @@ from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.events import Outgoing
 from hetertrain.wire.frames import pack
-from hetertrain.wire.messages import NOT_ELIGIBLE, NodeState
+from hetertrain.wire.messages import NOT_ELIGIBLE
 from tests.browser.conftest import MARKUP
 from tests.browser.looking import ALL, PHONE, Looker, go, reads, until
+from tests.builders import make_state
 from tests.integration.production import Production
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]  # with the start of the fleet
@@ -76,16 +77,7 @@ def test_a_long_name_of_a_signal_stays_on_the_page_of_a_phone(
     try:
         assert isinstance(events.get(timeout=10), mqtt.Connected)
         for doing, waits in (("training", ""), (NOT_ELIGIBLE, f"{SIGNAL}: it is false")):
-            state = NodeState(
-                node="wordy",
-                job="fleet",
-                cell="cloud",
-                tier="t1",
-                role="vehicle",
-                is_online=True,
-                doing=doing,
-                waiting_for=waits,
-            )
+            state = make_state("wordy", doing=doing, waiting_for=waits)
             connection.publish((Outgoing(topics.state("wordy"), pack(state), retain=True),))
         with looker.page("anna", size=PHONE) as page:
             go(page, "nodes/wordy")

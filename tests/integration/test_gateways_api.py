@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from fastapi.testclient import TestClient
 
-from hetertrain.wire.messages import AggregatorStatus, CellMembers, Member
+from hetertrain.wire.messages import CellMembers, Member
 from hetertrain_cloud.control.search import members_known
+from tests.builders import make_status
 from tests.control import Bench, enrol, say
 
 
@@ -57,24 +58,7 @@ def test_a_gateways_local_versions_and_what_its_cell_sent_are_shown_while_it_spe
     cells: tuple[Bench, TestClient],
 ) -> None:
     bench, viewer = cells
-    status = AggregatorStatus(
-        job="fleet",
-        cell="rsu-1",
-        version=7,
-        elapsed_seconds=1.0,
-        sync=0,
-        sync_in_seconds=None,
-        is_syncing=False,
-        active=2,
-        open_updates=0,
-        metrics={},
-        updates_by_lag={},
-        refused={},
-        waiting_code="updates",
-        waiting_for="updates",
-        local=3,
-        uplink_bytes=500,
-    )
+    status = make_status(cell="rsu-1", version=7, active=2, local=3, uplink_bytes=500)
     bench.plane.live.hear(status)
     found = viewer.get("/api/v1/gateways?limit=2").json()
     assert [each["local"] for each in found["items"]] == [3, None]

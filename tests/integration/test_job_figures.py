@@ -10,9 +10,9 @@ import pytest
 
 from hetertrain.cell import Refusal
 from hetertrain.logging import silent_logger
-from hetertrain.wire.messages import AggregatorStatus
 from hetertrain_cloud.history import METRICS_FILE, VERSIONS_FILE, append_line
 from hetertrain_cloud.refusals import RefusalLog
+from tests.builders import make_status
 from tests.control import JOB, Bench, control_plane
 
 
@@ -37,26 +37,6 @@ def note(bench: Bench, version: int, seconds_ago: float | None, *contributions: 
         "contributions": contributions,
     }
     append_line(bench.directory / "jobs" / "fleet" / VERSIONS_FILE, row)
-
-
-def status(**changes: object) -> AggregatorStatus:
-    fields = {
-        "job": "fleet",
-        "cell": "cloud",
-        "version": 1,
-        "elapsed_seconds": 1.0,
-        "sync": 0,
-        "sync_in_seconds": None,
-        "is_syncing": False,
-        "active": 1,
-        "open_updates": 1,
-        "metrics": {},
-        "updates_by_lag": {},
-        "refused": {},
-        "waiting_code": "updates",
-        "waiting_for": "2 needed, 1 present",
-    }
-    return AggregatorStatus(**fields | changes)  # type: ignore[arg-type]  # as given
 
 
 def test_a_version_shows_who_made_it_by_weight_and_when(bench: Bench) -> None:
@@ -106,7 +86,7 @@ def test_a_job_says_how_many_versions_it_makes_an_hour(bench: Bench) -> None:
 def test_a_job_says_what_it_waits_for_and_what_compression_saves(bench: Bench) -> None:
     client = bench.client()
     bench.plane.live.hear(
-        status(
+        make_status(
             cut_in_seconds=1.5,
             nodes_for_cut=3,
             nodes_in_cut=1,

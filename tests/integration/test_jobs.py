@@ -12,9 +12,10 @@ from safetensors.numpy import load
 
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.update import Checkpoint
-from hetertrain.wire.messages import AggregatorStatus, NodeState
-from hetertrain_cloud.checkpoints import CheckpointStore
+from hetertrain.wire.messages import NodeState
+from hetertrain_cloud.checkpoints import OLDER, CheckpointStore, kept_versions
 from hetertrain_cloud.history import append_line
+from tests.builders import make_status
 from tests.control import JOB, TASK, Bench, code
 
 
@@ -46,22 +47,7 @@ def test_a_job_says_why_it_does_not_go_on(bench: Bench) -> None:
         resting = f"Vehicle.Speed < 1: it is {speed}"
         doing = {"doing": "not_eligible", "waiting_for": resting} if speed else {}
         bench.plane.live.see(NodeState(node=f"car-{number}", **seen, **doing))
-    heard = AggregatorStatus(
-        job="fleet",
-        cell="cloud",
-        version=1,
-        elapsed_seconds=1.0,
-        sync=0,
-        sync_in_seconds=None,
-        is_syncing=False,
-        active=1,
-        open_updates=1,
-        metrics={},
-        updates_by_lag={},
-        refused={},
-        waiting_code="updates",
-        waiting_for="2 needed, 1 present",
-    )
+    heard = make_status()
     bench.plane.live.hear(heard)
     text = client.get("/api/v1/jobs/fleet").json()["waiting_for"]["text"]
     assert text.startswith("2 needed, 1 present (1 may take part, 3 online, 2 held by a rule")
@@ -150,5 +136,32 @@ def test_a_model_is_downloaded_whole_or_in_parts_and_without_what_is_not_the_mod
     assert b"contributors" not in whole.content
     assert (part.status_code, part.content) == (206, whole.content[10:20])
     assert beyond.status_code == 416
+    assert client.head(url).headers["content-length"] == str(len(whole.content))
     promoted = client.post("/api/v1/jobs/fleet/versions/3/promote").json()
     assert promoted["promoted"] == [3]
+
+
+def test_a_version_that_was_asked_for_can_be_rolled_back_to_though_others_overtake_it(
+    bench: Bench, tmp_path: Path
+) -> None:
+    client = bench.client()
+    client.post("/api/v1/jobs", json=JOB)
+    layout = ParameterLayout.of({"w": np.zeros(8, np.float32)}, {"w"}, ())
+    store = CheckpointStore(tmp_path / "jobs" / "fleet" / "checkpoints", layout)
+
+    def make(versions: range) -> None:
+        for version in versions:
+            checkpoint = Checkpoint(version, np.zeros(8, np.float32), np.empty(0, np.int64))
+            store.save(checkpoint, {}, {})
+
+    def of(version: int) -> str:
+        return f"/api/v1/jobs/fleet/versions/{version}"
+
+    make(range(9))
+    passed_by, asked_for = kept_versions(store.directory)[:2]
+    assert client.head(f"{of(asked_for)}/model").status_code == 200
+    make(range(9, 40))
+    (first, *_) = kept_versions(store.directory / OLDER)
+    assert client.head(f"{of(first)}/model").status_code == 200
+    assert client.head(f"{of(passed_by)}/model").status_code == 404
+    assert client.post(f"{of(asked_for)}/rollback").json()["rollback_to"] == asked_for

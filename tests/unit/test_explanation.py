@@ -13,29 +13,15 @@ from hetertrain.core.worker import State
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.frames import pack, unpack
-from hetertrain.wire.messages import NOT_ELIGIBLE, AggregatorStatus, JobOrder, NodeState
+from hetertrain.wire.messages import NOT_ELIGIBLE, JobOrder
 from hetertrain_cloud.control.explanation import CHECKS, TITLES, explain
 from hetertrain_cloud.control.node_situation import JobSituation, Situation
+from tests.builders import make_state, make_status
 from tests.unit.test_vehicle_driver import Wire, at_work
 
 NOW = datetime.datetime(2026, 1, 10, 12, tzinfo=datetime.UTC)
 CHARGING = "Vehicle.Powertrain.TractionBattery.Charging.IsCharging == true"
-STATUS = AggregatorStatus(
-    job="fleet",
-    cell="cloud",
-    version=14,
-    elapsed_seconds=1.0,
-    sync=0,
-    sync_in_seconds=None,
-    is_syncing=False,
-    active=1,
-    open_updates=0,
-    metrics={},
-    updates_by_lag={},
-    refused={},
-    waiting_code="updates",
-    waiting_for="2 needed, 1 present",
-)
+STATUS = make_status(version=14, open_updates=0)
 JOB = JobSituation(
     name="fleet",
     eligible_labels={"region": "north"},
@@ -45,17 +31,7 @@ JOB = JobSituation(
     state="running",
     status=STATUS,
 )
-SAID = NodeState(
-    node="car-1",
-    job="fleet",
-    cell="cloud",
-    tier="t2",
-    role="vehicle",
-    is_online=True,
-    version=12,
-    doing="training",
-    waiting_for="trains on version 12",
-)
+SAID = make_state("car-1", version=12, doing="training", waiting_for="trains on version 12")
 WELL = Situation(
     node="car-1",
     role="vehicle",

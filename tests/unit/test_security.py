@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hetertrain.enrolment import is_renewal_due
 from hetertrain.errors import CredentialError
 from hetertrain.security import (
     Signer,
@@ -81,6 +82,13 @@ def test_a_renewed_certificate_is_shown_with_the_next_signature(tmp_path: Path) 
     signer(tmp_path, authority, "aggregator")
     _, after = ours.sign(b"data")
     assert before != after
+
+
+def test_a_certificate_without_a_role_is_renewed(tmp_path: Path) -> None:
+    ours = Authority(tmp_path / "ours", NOW)
+    for role in (None, "vehicle"):
+        signer(tmp_path, ours, "car-1", role=role)
+        assert is_renewal_due(tmp_path / "car-1.crt", NOW) is (role is None)
 
 
 def test_a_request_shows_who_asks_and_that_it_holds_the_key(tmp_path: Path) -> None:

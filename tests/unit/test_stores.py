@@ -244,6 +244,18 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert store.load().checkpoint.digest() == make_checkpoint(KEPT + 2).digest()
 
 
+def test_a_disk_that_takes_no_older_checkpoint_is_a_typed_error_and_the_new_one_is_kept(
+    tmp_path: Path,
+) -> None:
+    store = CheckpointStore(tmp_path, LAYOUT)
+    (tmp_path / OLDER).touch()
+    for version in range(KEPT):
+        store.save(make_checkpoint(version), {}, {})
+    with pytest.raises(StoreError, match="aside"):
+        store.save(make_checkpoint(KEPT), {}, {})
+    assert store.load().checkpoint.version == KEPT
+
+
 def test_older_checkpoints_grow_fewer_with_age_and_reach_back_to_the_beginning(
     tmp_path: Path,
 ) -> None:

@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Literal
 
+from hetertrain.wire.signing import GATEWAY_ROLE
 from hetertrain_cloud.reasons import explanation
 
 Severity = Literal["critical", "warning", "info"]
@@ -114,7 +115,7 @@ class ClaimSurvey:
         return left <= min(CLAIM_EXPIRY, CLAIM_LEFT * (self.expires_at - self.created_at))
 
     def __str__(self) -> str:
-        whom = self.node or ("gateways" if self.role == "edge" else "vehicles")
+        whom = self.node or ("gateways" if self.role == GATEWAY_ROLE else "vehicles")
         labels = ", ".join(f"{key}={value}" for key, value in self.labels.items())
         return f"{self.id} for {whom}" + (f" with {labels}" if labels else "")
 

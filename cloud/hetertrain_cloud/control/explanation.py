@@ -18,6 +18,7 @@ from typing import Literal
 
 from hetertrain.wire import topics
 from hetertrain.wire.messages import NOT_ELIGIBLE, NodeState
+from hetertrain.wire.signing import GATEWAY_ROLE
 from hetertrain_cloud.control.changes import (
     LINK_CLOSED,
     TRAIN_FAILED,
@@ -101,7 +102,7 @@ def explain(situation: Situation) -> Explanation:
 
 def _has_own_work(situation: Situation) -> bool:
     said = situation.said
-    return situation.role != "edge" or (said is not None and "; " in said.doing)
+    return situation.role != GATEWAY_ROLE or (said is not None and "; " in said.doing)
 
 
 def _is_training(situation: Situation) -> bool:
@@ -223,7 +224,7 @@ def _aggregator(situation: Situation) -> Looked:
 
 def _online(situation: Situation) -> Looked:
     said, ago = situation.said, _time(situation.seconds_ago)
-    part = "edge" if situation.role == "edge" else "vehicle"
+    part = "edge" if situation.role == GATEWAY_ROLE else "vehicle"
     advice = (
         "see whether it has power and a network; on it, `hetertrain "
         f"{part} doctor` names the layer that fails"

@@ -172,16 +172,14 @@ class ControlPlane:
         crew = f"{eligible} may take part, {online} online{self._held(job)}"
         if not eligible:
             return "no_eligible_nodes", "no enrolled node has the labels that the job asks for"
-        elsewhere = self.live.online_by_job()
-        if not online and elsewhere:
-            (other, num), *_ = elsewhere.most_common(1)
-            text = (
-                f"no node works on the job: {crew}; {num} are online for {other}, since a node "
-                "works on the job that its settings name"
-            )
-            return "nodes_elsewhere", text
         if not status.active:
-            return "no_active_nodes", f"no node works on the job: {crew}"
+            text = f"no node works on the job: {crew}"
+            elsewhere = self.live.online_by_job()
+            if online or not elsewhere:
+                return "no_active_nodes", text
+            (other, num), *_ = elsewhere.most_common(1)
+            why = "since a node works on the job that its settings name"
+            return "nodes_elsewhere", f"{text}; {num} are online for {other}, {why}"
         return status.waiting_code, f"{status.waiting_for} ({crew})"
 
     def _held(self, job: Job) -> str:

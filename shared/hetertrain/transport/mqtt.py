@@ -32,6 +32,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from hetertrain.transport.token_bucket import TokenBucket
 from hetertrain.wire.events import Outgoing
 
 KEEPALIVE_SECONDS = 30
@@ -130,23 +131,6 @@ class Guard(Protocol):
 
     def has_owner(self, stopping: threading.Event) -> bool:
         """Return it, before long or when ``stopping``; raise OSError where it cannot be known."""
-
-
-class TokenBucket:
-    """A rate in bytes; a packet may overdraw it, and then all wait until the debt is paid."""
-
-    def __init__(self, rate_bits_per_second: int | None) -> None:
-        self._bytes_per_second = rate_bits_per_second / 8 if rate_bits_per_second else None
-        self._free_at = 0.0
-
-    def wait_seconds(self, now: float) -> float:
-        """Return how long until the next packet may pass."""
-        return max(0.0, self._free_at - now)
-
-    def take(self, num_bytes: int, now: float) -> None:
-        """Account for one packet."""
-        if self._bytes_per_second is not None:
-            self._free_at = max(now, self._free_at) + num_bytes / self._bytes_per_second
 
 
 class Connection(threading.Thread):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hetertrain.wire.signing import GATEWAY_ROLE
 from hetertrain_cloud.console import words
 from hetertrain_cloud.console.client import ProblemAnswer
 from hetertrain_cloud.console.elements import (
@@ -253,7 +254,7 @@ class Node:
         """Make the screen."""
         view = self._view
         self._node = await view.api.get(f"/nodes/{self._name}")
-        is_gateway = self._node["role"] == "edge"
+        is_gateway = self._node["role"] == GATEWAY_ROLE
         crumbs(("Gateways", "/gateways") if is_gateway else ("Fleet", "/fleet"), here=self._name)
         with view.head(self._name):
             if is_gateway:
