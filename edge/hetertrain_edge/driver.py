@@ -405,7 +405,8 @@ class GatewayDriver:
     def _report(self, now: float) -> None:
         inbox, waiting_for = self._backlog.inbox, self._waiting_for(now).text
         doing = "joining" if self._combiner is None else "collecting"
-        if not self._is_wanted and not inbox.num_records:
+        if not self._is_wanted:
+            # Its backlog may have to wait, too: who would settle it may have ended first.
             doing, waiting_for = "resting", "the job's start"
         self.uplink.report(
             replace(

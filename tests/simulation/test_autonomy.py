@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from hetertrain.task import write_tensors
+from hetertrain.transport import mqtt
+from hetertrain.wire import topics
+from hetertrain.wire.frames import pack
+from hetertrain.wire.messages import JobOrder
 from hetertrain_edge.forwarding import Form
+from hetertrain_lab.processes import JOB
 from hetertrain_lab.scenario import parse_scenario
 from hetertrain_lab.simulator import SimulatedFleet, simulate
 
@@ -114,6 +119,21 @@ def test_a_cell_that_starts_anew_without_its_cloud_is_served_the_version_it_had(
     assert run.versions[1] == run.versions[2] > 0
     assert all(worker.num_steps > 100 for worker in held)
     assert run.lost() == []
+
+
+def test_a_paused_jobs_gateway_rests_though_nobody_takes_its_backlog(tmp_path: Path) -> None:
+    plain = CELL | {"seconds": 40.0, "learning": {"parameters": 50}}
+    fleet = SimulatedFleet(parse_scenario(plain), 1, tmp_path)
+    (gateway,), at, seen = fleet.gateways, fleet.clock.at, []
+    order = pack(JobOrder(number=1, state="paused"))
+    event = mqtt.Received(topics.order(JOB), order, is_retained=True)
+    at(6.0, lambda: gateway.lose_uplink(20.0))
+    at(7.0, lambda: gateway.act(lambda: gateway.driver.take("north", event, 7.0)))
+    at(25.0, lambda: seen.append(gateway.driver.uplink.state))
+    fleet.run()
+    (said,) = seen
+    assert (said.doing, said.waiting_for) == ("resting", "the job's start")
+    assert said.backlog_updates > 0
 
 
 @pytest.mark.parametrize("seed", range(2))
