@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from hetertrain_cloud.console import screens
-from hetertrain_cloud.console.view import THEME_COOKIE, Screen
+from hetertrain_cloud.console.view import Screen
 from tests.integration.waiting import wait_until
 
 DESKTOP = (1360, 900)
@@ -42,15 +42,13 @@ class Looker:
     browser: Browser
     url: str
     password: str
-    contexts: dict[tuple[str, tuple[int, int], str], BrowserContext] = field(default_factory=dict)
-    """Of each user who logged in, at a size and in a theme: so files are loaded once."""
+    contexts: dict[tuple[str, tuple[int, int]], BrowserContext] = field(default_factory=dict)
+    """Of each user who logged in, at a size: so files are loaded once."""
 
     @contextmanager
-    def page(
-        self, user: str | None, *, size: tuple[int, int] = DESKTOP, theme: str = "light"
-    ) -> Iterator[Page]:
+    def page(self, user: str | None, *, size: tuple[int, int] = DESKTOP) -> Iterator[Page]:
         """Open a page as a user; None: as nobody yet. It fails where anything goes wrong in it."""
-        context = self._context(user, size, theme)
+        context = self._context(user, size)
         page = context.new_page()
         wrong: list[str] = []
         page.on("console", lambda said: note(wrong, said.type, said.text))
@@ -67,8 +65,8 @@ class Looker:
         for context in self.contexts.values():
             context.close()
 
-    def _context(self, user: str | None, size: tuple[int, int], theme: str) -> BrowserContext:
-        known = (user or "", size, theme)
+    def _context(self, user: str | None, size: tuple[int, int]) -> BrowserContext:
+        known = (user or "", size)
         if user is not None and known in self.contexts:
             return self.contexts[known]
         context = self.browser.new_context(
@@ -79,9 +77,6 @@ class Looker:
         self.contexts[known] = context
         context.set_default_timeout(WAIT_MS)
         context.add_init_script(_WATCH)
-        context.add_cookies(
-            [{"name": THEME_COOKIE, "value": theme, "domain": "localhost", "path": "/console"}]
-        )
         if user is not None:
             credentials = {"name": user, "password": self.password}
             answer = context.request.post(f"{self.url}/api/v1/sessions", data=credentials)

@@ -23,7 +23,7 @@ from tests.integration.proxy import ShapingProxy
 from tests.integration.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(1800)]
-SECONDS = float(os.environ.get("HETERTRAIN_ROADS_SECONDS", "45"))
+SECONDS = float(os.environ.get("HETERTRAIN_ROADS_SECONDS", "30"))
 NUM_VEHICLES = int(os.environ.get("HETERTRAIN_ROADS_VEHICLES", "5"))
 SEED = int(os.environ.get("HETERTRAIN_SEED", "1"))
 CELLS = ("edge-0", "edge-1")

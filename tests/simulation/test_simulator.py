@@ -62,7 +62,7 @@ def test_a_seed_gives_the_same_bytes_again_and_in_another_process() -> None:
     assert digests(simulate(scenario, 2)) != digests(first)
 
 
-@pytest.mark.parametrize("first", range(0, 100, 10))
+@pytest.mark.parametrize("first", range(0, 50, 10))
 def test_random_fleets_break_no_promise(first: int) -> None:
     for seed in range(first, first + 10):
         failure = fuzz_one(seed)
