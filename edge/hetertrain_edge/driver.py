@@ -390,30 +390,31 @@ class GatewayDriver:
         away = ""
         if self._down_since is not None:
             away = f"the cloud, out of reach for {now - self._down_since:.0f} s"
+        rests = "" if self._is_wanted else "the job's start"
         if self.cell.is_full:
             backlog = self._backlog
             held, limit = backlog.inbox.num_bytes >> 20, backlog.inbox_bytes_max >> 20
-            why = away or "the cloud's verdicts on what is in it"
+            why = away or rests or "the cloud's verdicts on what is in it"
             text = f"the inbox is full ({held} of {limit} MiB), nodes keep their updates: {why}"
             return Waiting("inbox", text)
         if not away:
-            return self._combiner.waiting_for()
+            return Waiting("order", rests) if rests else self._combiner.waiting_for()
         number = self._versions.local_number
         own = f"; local version {number} on {self._combiner.version}" if number else ""
         return Waiting("cloud", away + own)
 
     def _report(self, now: float) -> None:
-        inbox, waiting_for = self._backlog.inbox, self._waiting_for(now).text
+        inbox = self._backlog.inbox
         doing = "joining" if self._combiner is None else "collecting"
         if not self._is_wanted:
             # Its backlog may have to wait, too: who would settle it may have ended first.
-            doing, waiting_for = "resting", "the job's start"
+            doing = "resting"
         self.uplink.report(
             replace(
                 self.uplink.state,
                 active=len(self.cell.downlink.nodes),
                 doing=f"{doing}; {self.own_work}"[:500] if self.own_work else doing,
-                waiting_for=waiting_for[:500],
+                waiting_for=self._waiting_for(now).text[:500],
                 updates=self.num_partials,
                 backlog_updates=inbox.num_records,
                 backlog_bytes=inbox.num_bytes,

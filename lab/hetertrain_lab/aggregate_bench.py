@@ -158,7 +158,7 @@ def run_aggregate(
     """Measure each kind of update with an aggregator of its own.
 
     Raises:
-        HetertrainError: no update was acknowledged in time.
+        HetertrainError: no update was acknowledged in time, or a part of it ended.
     """
     seconds = QUICK_SECONDS if is_quick else MEASURED_SECONDS
     found = []
@@ -194,9 +194,9 @@ def _measure(kind: Kind, settings: AggregatorSettings, seconds: float) -> Measur
         process.start()
     try:
         await_first(counter, processes)
-        time.sleep(WARM_UP_SECONDS)
+        pass_seconds(WARM_UP_SECONDS, processes)
         before = _usage(ours), counter.value, time.monotonic()
-        time.sleep(seconds)
+        pass_seconds(seconds, processes)
         after = _usage(ours), counter.value, time.monotonic()
     finally:
         for process in processes:
@@ -217,6 +217,17 @@ def await_first(counter: Synchronized[int], processes: list[BaseProcess]) -> Non
         if time.monotonic() > give_up_at or not all(process.is_alive() for process in processes):
             raise HetertrainError("no update was acknowledged: see the log above")
         time.sleep(0.1)
+
+
+def pass_seconds(seconds: float, processes: list[BaseProcess]) -> None:
+    """Let a part of a measurement pass.
+
+    Raises:
+        HetertrainError: a process ended meanwhile, so what was measured would be too little.
+    """
+    time.sleep(seconds)
+    if not all(process.is_alive() for process in processes):
+        raise HetertrainError("a process ended while it was measured: see the log above")
 
 
 Sample = tuple[dict[str, Any], int, float]

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hetertrain.errors import HetertrainError
 from hetertrain.service import ConnectionSettings
 from hetertrain.task import Node, Task
 from hetertrain.transport.broker import EmbeddedBroker
@@ -30,6 +31,7 @@ from hetertrain_lab.aggregate_bench import (
     Kind,
     VectorTask,
     await_first,
+    pass_seconds,
     run_load,
 )
 from hetertrain_lab.codec_bench import DENSITY, bytes_per_value
@@ -123,7 +125,7 @@ def run_edge(
     """Simulate each way, then load a real gateway.
 
     Raises:
-        HetertrainError: no update was acknowledged in time.
+        HetertrainError: no update was acknowledged in time, or a part of it ended.
     """
     tasks = (MillionTask, VectorTask)[: 1 if is_quick else 2]
     num_parts = len(WAYS) + len(tasks)
@@ -208,9 +210,11 @@ def _bear(directory: Path, task: type[VectorTask], *, is_quick: bool) -> Load:
             for load in loads:
                 load.start()
             await_first(counter, list(loads))
-            time.sleep(WARM_UP_SECONDS)
+            pass_seconds(WARM_UP_SECONDS, list(loads))
             before = counter.value, cpu_seconds(gateway.pid), time.monotonic()
-            time.sleep(QUICK_SECONDS if is_quick else MEASURED_SECONDS)
+            pass_seconds(QUICK_SECONDS if is_quick else MEASURED_SECONDS, list(loads))
+            if any(part.poll() is not None for part in parts):
+                raise HetertrainError(f"a part ended while it was measured: see {directory}")
             after = counter.value, cpu_seconds(gateway.pid), time.monotonic()
             peak_memory_mib = memory_mib(gateway.pid, "VmHWM")
         finally:

@@ -10,7 +10,7 @@ from hetertrain.task import write_tensors
 from hetertrain.transport import mqtt
 from hetertrain.wire import topics
 from hetertrain.wire.frames import pack
-from hetertrain.wire.messages import JobOrder
+from hetertrain.wire.messages import AggregatorStatus, JobOrder, NodeState
 from hetertrain_edge.forwarding import Form
 from hetertrain_lab.processes import JOB
 from hetertrain_lab.scenario import parse_scenario
@@ -124,16 +124,27 @@ def test_a_cell_that_starts_anew_without_its_cloud_is_served_the_version_it_had(
 def test_a_paused_jobs_gateway_rests_though_nobody_takes_its_backlog(tmp_path: Path) -> None:
     plain = CELL | {"seconds": 40.0, "learning": {"parameters": 50}}
     fleet = SimulatedFleet(parse_scenario(plain), 1, tmp_path)
-    (gateway,), at, seen = fleet.gateways, fleet.clock.at, []
+    (gateway,), at = fleet.gateways, fleet.clock.at
+    beats: list[NodeState] = []
+    statuses: list[AggregatorStatus | None] = []
     order = pack(JobOrder(number=1, state="paused"))
     event = mqtt.Received(topics.order(JOB), order, is_retained=True)
     at(6.0, lambda: gateway.lose_uplink(20.0))
     at(7.0, lambda: gateway.act(lambda: gateway.driver.take("north", event, 7.0)))
-    at(25.0, lambda: seen.append(gateway.driver.uplink.state))
+    for moment in (25.0, 39.0):
+        at(moment, lambda: beats.append(gateway.driver.uplink.state))
+        at(moment, lambda: statuses.append(gateway.driver.status(fleet.clock.now)))
     fleet.run()
-    (said,) = seen
-    assert (said.doing, said.waiting_for) == ("resting", "the job's start")
-    assert said.backlog_updates > 0
+    away, back = beats
+    assert {away.doing, back.doing} == {"resting"}
+    assert away.backlog_updates > 0
+    # Its heartbeat and its status say the same.
+    assert "out of reach" in away.waiting_for
+    assert back.waiting_for == "the job's start"
+    said = [(each.waiting_code, each.waiting_for) for each in statuses if each]
+    assert [code for code, _ in said] == ["cloud", "order"]
+    assert "out of reach" in said[0][1]
+    assert said[1][1] == back.waiting_for
 
 
 @pytest.mark.parametrize("seed", range(2))
