@@ -97,9 +97,15 @@ def test_the_menu_of_a_phone_opens_and_closes(looker: Looker) -> None:
         page.get_by_role("heading", name="Fleet", level=1).wait_for()
 
 
-def test_dark_colours_are_kept_from_page_to_page(looker: Looker) -> None:
+def test_dark_colours_are_kept_while_a_page_changes_and_from_page_to_page(looker: Looker) -> None:
     with looker.page("operator") as page:
-        go(page, "")
+        go(page, "jobs/fleet")
         page.get_by_role("button", name="Dark colours").click()
+        page.get_by_role("button", name="Light colours").wait_for()
+        # What changes on the page meanwhile does not undo it.
+        main = page.get_by_role("main")
+        shown = main.inner_text()
+        until(page, lambda: main.inner_text() != shown, "a change on the page")
+        assert page.evaluate(IS_DARK)
         go(page, "fleet")
         page.get_by_role("button", name="Light colours").wait_for()

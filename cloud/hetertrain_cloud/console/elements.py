@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import nicegui
 from nicegui.element import Element
+from nicegui.elements.dark_mode import DarkMode
 from nicegui.elements.mixins.text_element import TextElement
 from nicegui.events import GenericEventArguments
 
@@ -173,9 +174,15 @@ class Copy(Element, component="static/copy.js"):
 class ThemeSwitch(Element, component="static/theme_switch.js"):
     """Turns dark colours on and off."""
 
-    def __init__(self, *, is_dark: bool) -> None:
+    def __init__(self, mode: DarkMode) -> None:
         super().__init__()
-        self._props["dark"] = is_dark
+        self._mode = mode
+        self._props["dark"] = bool(mode.value)
+        self.on("turn", self._turn)
+
+    def _turn(self, event: GenericEventArguments) -> None:
+        self._mode.value = self._props["dark"] = bool(event.args)
+        self.update()
 
 
 class Address(Element, component="static/address.js"):

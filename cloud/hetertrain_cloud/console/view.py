@@ -82,7 +82,7 @@ class View:
 
     async def open(self, screens: list[Screen]) -> None:
         """Make the page."""
-        ui.dark_mode(self._is_dark)
+        self._mode = ui.dark_mode(self._is_dark)
         try:
             me = await self.api.me()
         except ProblemAnswer as problem:
@@ -248,7 +248,7 @@ class View:
             find.classes("find").on("enter", lambda event: self._find(str(event.args)))
         with tag("div", "", "top-end"):
             self._state = tag("span", "Live", "live", title="This page keeps itself up to date")
-            ThemeSwitch(is_dark=self._is_dark)
+            ThemeSwitch(self._mode)
             with link("", to("/account"), "who"):
                 icon("account_circle")
                 tag("span", self.name)

@@ -2,21 +2,19 @@
 
 export default {
   props: { dark: Boolean },
-  data() {
-    return { isDark: this.dark };
-  },
+  emits: ["turn"],
   methods: {
     turn() {
-      this.isDark = !this.isDark;
-      Quasar.Dark.set(this.isDark);
-      const theme = this.isDark ? "dark" : "light";
+      const theme = this.dark ? "light" : "dark";
       document.cookie = `hetertrain_theme=${theme}; path=/console; max-age=31536000; samesite=strict; secure`;
+      // The page's own element sets the colours: what another sets, it undoes when anything changes.
+      this.$emit("turn", !this.dark);
     },
   },
   render() {
     const { h } = Vue;
-    const icon = h("i", { class: "material-icons", "aria-hidden": "true" }, this.isDark ? "light_mode" : "dark_mode");
-    const label = this.isDark ? "Light colours" : "Dark colours";
+    const icon = h("i", { class: "material-icons", "aria-hidden": "true" }, this.dark ? "light_mode" : "dark_mode");
+    const label = this.dark ? "Light colours" : "Dark colours";
     return h("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onClick: this.turn }, icon);
   },
 };
