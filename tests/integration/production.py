@@ -77,7 +77,12 @@ class Production:
 
     def run(self, *arguments: str, code: int = 0) -> str:
         """Run a command to its end; return what it printed."""
-        done = subprocess.run(
+        done = self._command(*arguments)
+        assert done.returncode == code, f"{arguments}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def _command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [HETERTRAIN, *arguments],
             env=self.environment,
             capture_output=True,
@@ -85,8 +90,20 @@ class Production:
             timeout=60,
             check=False,
         )
-        assert done.returncode == code, f"{arguments}: {done.stdout}{done.stderr}"
-        return done.stdout
+
+    def node_log(self, node: str) -> list[str]:
+        """Ask for the end of a node's log until it answers; return its lines.
+
+        A node on its way back to the broker leaves a request unanswered, and a busy one may.
+        """
+        lines: list[str] = []
+
+        def answers() -> bool:
+            lines[:] = self._command("node", "log", node).stdout.splitlines()
+            return bool(lines)
+
+        wait_until(answers, f"the log of {node}")
+        return lines
 
     def json(self, *arguments: str) -> Any:
         """Run an operator's command; return what it answered."""

@@ -125,9 +125,8 @@ def test_what_was_done_to_a_node_and_what_it_did_is_in_its_timeline(fleet: Produ
 
 @pytest.mark.parametrize("node", ["car-0", "edge-1"])
 def test_an_operator_reads_the_end_of_a_nodes_log(fleet: Production, node: str) -> None:
-    wait_until(lambda: fleet.run("node", "log", node), "lines of it")
-    lines = fleet.run("node", "log", node).splitlines()
-    assert 0 < len(lines) <= 100
+    lines = fleet.node_log(node)
+    assert len(lines) <= 100
     logged = fleet.logs(node)
     assert all(line in logged for line in lines)
 
@@ -281,7 +280,7 @@ def test_a_broker_that_forgot_its_rules_is_given_them_again(fleet: Production) -
     wait_until(lambda: "node-car-0" in rules.read_text(), "the rules")
     wait_until(lambda: fleet.version() >= version + 2, "versions after it")
     assert "node-hostile" not in rules.read_text()
-    assert fleet.run("node", "log", "car-0")
+    assert fleet.node_log("car-0")
 
 
 def test_a_killed_control_plane_comes_back_and_training_does_not_notice(
