@@ -72,6 +72,7 @@ class Looker:
         context = self.browser.new_context(
             viewport={"width": size[0], "height": size[1]},
             ignore_https_errors=True,
+            timezone_id="Asia/Kolkata",  # Another than the server's, and not by whole hours.
             base_url=f"{self.url}/console/",
         )
         self.contexts[known] = context

@@ -26,6 +26,11 @@ BEYOND = """() => {
   return Math.max(...[...range.getClientRects()].map((rect) => rect.right));
 }"""
 """How far to the right anything reaches, also where it is cut off."""
+IN_AN_HOUR = """() => {
+  const at = new Date(Date.now() + 3600e3);
+  return new Date(at - at.getTimezoneOffset() * 60e3).toISOString().slice(0, 16);
+}"""
+"""As a field for times has it, which is that of the viewer's clock."""
 VERSION = r"Version\s+([\d,]+)"
 CHANGING = (
     "Approve|Revoke|Decommission|Labels|Set a label|Start|Pause|Stop|Resume|Roll back|Promote|Edit|"
@@ -53,6 +58,48 @@ def test_the_fleet_is_found_by_name_and_by_what_it_does(page: Page) -> None:
     page.reload()
     expect(page.get_by_label("Name has")).to_have_value("car-1")
     expect(rows.get_by_role("link", name="car-0")).to_have_count(0)
+
+
+def test_the_fleet_is_sorted_by_a_column_and_back(page: Page) -> None:
+    go(page, "fleet?role=vehicle")
+    table = page.get_by_role("table", name="Nodes")
+    sent = table.get_by_role("columnheader", name="Sent")
+
+    def is_first(node: str, other: str) -> bool:
+        names = table.locator("td.is-first a").all_inner_texts()
+        return names.index(node) < names.index(other)
+
+    sent.get_by_role("button").click()
+    until(page, lambda: is_first("car-0", "hostile"), "who has sent most first")
+    expect(sent).to_have_attribute("aria-sort", "descending")
+    sent.get_by_role("button").click()
+    until(page, lambda: is_first("hostile", "car-0"), "who has sent least first")
+    page.reload()
+    expect(sent).to_have_attribute("aria-sort", "ascending")
+    assert is_first("hostile", "car-0")
+    table.get_by_role("columnheader", name="Node").get_by_role("button").click()
+    until(page, lambda: is_first("car-0", "hostile"), "the order of names")
+    assert page.url.endswith("fleet?role=vehicle")
+
+
+def test_what_nodes_do_is_counted_of_those_that_are_asked_for(page: Page) -> None:
+    go(page, "fleet?contains=car-0")
+    bar = page.get_by_role("img", name="what nodes do")
+    expect(bar).to_have_attribute("aria-label", re.compile(r"^what nodes do: 1 [a-z ]+$"))
+
+
+def test_changes_are_found_by_time_in_the_viewers_zone(page: Page) -> None:
+    go(page, "audit")
+    rows = page.get_by_role("table", name="Changes, newest first").get_by_role("row")
+    expect(rows.nth(1)).to_be_visible()
+    soon = page.evaluate(IN_AN_HOUR)
+    page.get_by_label("From").fill(soon)
+    expect(page.get_by_text("No change matches")).to_be_visible()
+    page.get_by_label("From").fill("")
+    page.get_by_label("Until").fill(soon)
+    expect(rows.nth(1)).to_be_visible()
+    page.reload()
+    expect(page.get_by_label("Until")).to_have_value(soon)
 
 
 def test_filters_are_cleared_all_at_once(page: Page) -> None:

@@ -51,10 +51,15 @@ def told(any_bench: Bench) -> tuple[Bench, TestClient]:
     enrol(any_bench, client, ["bus-1", "bus-2", "Bus-3"], labels={"region": "north"})
     enrol(any_bench, client, ["car-1", "car_2"], labels={"region": "south", "kind": "car"})
     client.post("/api/v1/nodes/bus-2/revoke")
-    say(any_bench, "bus-1", doing="training", tier="t1", bytes_up=10, bytes_down=1)
+    say(any_bench, "car-1", doing="training")
+    any_bench.plane.save_seen()
     held = "Vehicle.Speed < 1: it is 52"
-    say(any_bench, "Bus-3", doing="not_eligible", waiting_for=held, job="other", bytes_up=5)
-    say(any_bench, "car-1", doing="link_closed", waiting_for=held, is_online=False, cell="rsu-1")
+    gone: dict[str, Any] = {"doing": "link_closed", "waiting_for": held, "is_online": False}
+    say(any_bench, "car-1", **gone, cell="rsu-1", version=7, updates=2)
+    figures: dict[str, Any] = {"bytes_up": 10, "bytes_down": 1, "version": 7, "updates": 1}
+    say(any_bench, "bus-1", doing="training", tier="t1", **figures)
+    stopped: dict[str, Any] = {"doing": "not_eligible", "waiting_for": held, "job": "other"}
+    say(any_bench, "Bus-3", **stopped, bytes_up=5, version=9, updates=4)
     say(any_bench, "bus-2", doing="training")
     say(any_bench, "stranger", doing="training")
     return any_bench, any_bench.client("viewer")
@@ -91,7 +96,36 @@ def test_nodes_are_found_by_all_that_is_asked_for_and_counted(
     assert totals == {query: len(names) for query, names in FOUND.items()}
 
 
-@pytest.mark.parametrize("query", ["is_online=true", ""])
+IN_ORDER = {
+    "sort=bytes_up": ["bus-2", "car-1", "Bus-3", "bus-1", "car_2"],
+    "sort=bytes_up&descending=true": ["bus-1", "Bus-3", "bus-2", "car-1", "car_2"],
+    "sort=bytes_up&descending=true&is_online=true": ["bus-1", "Bus-3", "bus-2"],
+    "sort=version": ["bus-1", "car-1", "Bus-3", "bus-2", "car_2"],
+    "sort=version&descending=true": ["Bus-3", "bus-1", "car-1", "bus-2", "car_2"],
+    "sort=updates&descending=true": ["Bus-3", "car-1", "bus-1", "bus-2", "car_2"],
+    "sort=seen": ["car-1", "Bus-3", "bus-1", "bus-2", "car_2"],
+    "sort=seen&descending=true": ["Bus-3", "bus-1", "bus-2", "car-1", "car_2"],
+}
+
+
+def test_nodes_are_sorted_by_what_they_said_and_who_said_nothing_is_last(
+    told: tuple[Bench, TestClient],
+) -> None:
+    answers = {query: told[1].get(f"/api/v1/nodes?{query}").json() for query in IN_ORDER}
+    found = {q: [node["name"] for node in answer["items"]] for q, answer in answers.items()}
+    assert found == IN_ORDER
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "is_online=true",
+        "",
+        "sort=name&descending=true",
+        "is_online=true&sort=name&descending=true",
+        *IN_ORDER,
+    ],
+)
 def test_pages_of_what_is_asked_for_are_whole_and_say_how_many_there_are(
     told: tuple[Bench, TestClient], query: str
 ) -> None:
@@ -121,8 +155,6 @@ def test_the_fleet_is_counted_as_lists_of_active_nodes_find_it(
     assert fleet["labels"] == {"region": {"north": 2, "south": 2}, "kind": {"car": 2}}
     assert (fleet["bytes_up"], fleet["bytes_down"]) == (15, 1)
     assert fleet["certificates_expiring"] == 0
-    later = viewer.get("/api/v1/fleet?expires_within_days=31").json()
-    assert later["certificates_expiring"] == 4
     menus = {"by_doing": "doing", "by_tier": "tier", "by_cell": "cell"}
     for menu, name in (menus | {"not_eligible_by_rule": "held_by"}).items():
         for choice, count in fleet[menu].items():
@@ -146,11 +178,20 @@ def test_only_who_says_where_it_is_stands_on_the_map(told: tuple[Bench, TestClie
     assert found == [{"node": "bus-1", "latitude": 48.1, "longitude": 11.5, "doing": "training"}]
 
 
-def test_a_jobs_part_of_the_fleet_is_who_spoke_of_it(told: tuple[Bench, TestClient]) -> None:
-    fleet = told[1].get("/api/v1/fleet?job=fleet").json()
-    assert fleet["by_state"] == {"active": 2, "revoked": 1}
-    assert fleet["by_doing"] == {"offline": 1, "training": 1}
-    assert fleet["labels"] == {"kind": {"car": 1}, "region": {"north": 1, "south": 1}}
+def test_those_are_counted_for_which_all_that_is_asked_for_holds(
+    told: tuple[Bench, TestClient],
+) -> None:
+    bench, viewer = told
+    of_job = viewer.get("/api/v1/fleet?job=fleet").json()
+    assert of_job["by_state"] == {"active": 2, "revoked": 1}
+    assert of_job["by_doing"] == {"offline": 1, "training": 1}
+    assert of_job["labels"] == {"kind": {"car": 1}, "region": {"north": 1, "south": 1}}
+    north = viewer.get("/api/v1/fleet?label=region=north").json()
+    assert north["by_doing"] == {"not_eligible": 1, "training": 1}
+    assert (north["online"], north["online_not_active"]) == (2, 1)
+    assert viewer.get("/api/v1/fleet?contains=car").json()["by_doing"] == {"offline": 2}
+    bench.clock.move(days=24)
+    assert viewer.get("/api/v1/fleet?contains=car").json()["certificates_expiring"] == 2
 
 
 def test_a_list_by_what_nodes_do_takes_as_many_queries_whatever_the_fleets_size(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
 from tests.control import Bench
@@ -50,3 +52,30 @@ def test_the_audit_trail_is_listed_by_who_acted(any_bench: Bench) -> None:
 
     assert [entry["action"] for entry in claim] == ["claim_created"]
     assert [entry["object"] for entry in enrolled] == ["car-1"]
+
+
+def test_the_audit_trail_is_listed_from_one_time_to_another(any_bench: Bench) -> None:
+    admin = any_bench.client()
+    times = []
+    for _ in range(3):
+        times.append(any_bench.clock.now())
+        any_bench.claim(admin)
+        any_bench.clock.move(hours=1)
+    east = datetime.timezone(datetime.timedelta(hours=9))
+    first, second, third = (str(at.astimezone(east)) for at in times)
+
+    def found(**asked: str) -> list[str]:
+        return [entry["at"] for entry in listed(admin, "/audit", kind="claim", **asked)]
+
+    every = found()
+    assert len(every) == 3
+    assert found(since=second) == every[:2]
+    assert found(until=second) == every[2:]
+    assert found(since=second, until=third) == every[1:2]
+    assert found(since=first) == every
+
+
+@pytest.mark.parametrize("at", ["yesterday", "2026-01-31T08:00", "0001-01-01T00:00+14:00"])
+def test_a_time_that_is_none_is_refused(any_bench: Bench, at: str) -> None:
+    answer = any_bench.client().get("/api/v1/audit", params={"since": at})
+    assert (answer.status_code, answer.json()["code"]) == (422, "request_invalid")

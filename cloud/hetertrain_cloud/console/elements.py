@@ -208,7 +208,8 @@ class Field(Element, component="static/field.js"):
         on_value: Handler | None = None,
         **props: Any,
     ) -> None:
-        """``kind`` is a type of HTML's input, ``select`` (with ``options``) or ``textarea``;
+        """``kind`` is a type of HTML's input (of a ``datetime-local``, the value is ISO 8601 in
+        UTC, and the viewer's zone is what is seen), ``select`` (with ``options``) or ``textarea``;
         ``example`` is shown as one where nothing stands in it.
 
         ``props``: hint, error, placeholder, required, options (value, text), rows, least, most,

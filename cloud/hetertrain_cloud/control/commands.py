@@ -28,6 +28,7 @@ NEEDS = ("fastapi",)
 NOT_WHOLE = 1
 """Exit code of an audit trail that was altered."""
 LIST_PAGE = 200
+SORT_KEYS = ("name", "version", "updates", "bytes_up", "seen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,8 @@ def _pairs(texts: list[str]) -> dict[str, str]:
 
 def _list_nodes(op: Operator, a: argparse.Namespace) -> int:
     asked = {"state": a.state, "role": a.role, "label": a.label, "cell": a.cell}
-    return op.rows("/nodes", NODE_COLUMNS, **asked)
+    order = {"sort": a.sort, "descending": a.descending}
+    return op.rows("/nodes", NODE_COLUMNS, **asked, **order)
 
 
 def _read_log(op: Operator, a: argparse.Namespace) -> int:
@@ -190,7 +192,8 @@ def _download(op: Operator, a: argparse.Namespace) -> int:
 
 
 def _list_audit(op: Operator, a: argparse.Namespace) -> int:
-    return op.rows("/audit", AUDIT_COLUMNS, kind=a.kind, object=a.object)
+    times = {"since": a.since, "until": a.until}
+    return op.rows("/audit", AUDIT_COLUMNS, kind=a.kind, object=a.object, actor=a.actor, **times)
 
 
 def _list_alerts(op: Operator, _a: argparse.Namespace) -> int:
@@ -289,6 +292,8 @@ COMMANDS = (
         _argument("--role", choices=("vehicle", "edge")),
         _argument("--label", metavar="KEY=VALUE", help="only with this label"),
         _argument("--cell", help="only in this cell: a gateway's name, or cloud"),
+        _argument("--sort", choices=SORT_KEYS, help="by this (name)"),
+        _argument("--descending", action="store_true", help="the greatest first, or the latest"),
     ),
     _command("node show", "show a node", _show("nodes"), NAME),
     _command("node log", "show the last lines of a node's log", _read_log, NAME),
@@ -357,6 +362,9 @@ COMMANDS = (
         _list_audit,
         _argument("--kind", help="only of things of this kind"),
         _argument("--object", help="only of the thing of this name"),
+        _argument("--actor", help="only what this one did"),
+        _argument("--since", metavar="TIME", help="only from then on, as 2026-01-31T08:00Z"),
+        _argument("--until", metavar="TIME", help="only before then"),
     ),
     _command("audit verify", "check that no entry was altered", _verify),
     _command("user list", "list users", _rows("/users", USER_COLUMNS)),

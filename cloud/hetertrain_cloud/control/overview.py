@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session as Transaction
 from hetertrain.wire.messages import NOT_ELIGIBLE, NodeState
 from hetertrain_cloud.control.changes import doing_of, held_by
 from hetertrain_cloud.control.live import OFFLINE, LiveFleet
+from hetertrain_cloud.control.search import NodeFilter
 from hetertrain_cloud.control.tables import Node
 
 RULES_SHOWN, VALUES_SHOWN = 20, 50
@@ -61,17 +62,21 @@ class Counts:
 
 
 def count(
-    transaction: Transaction, live: LiveFleet, expires_before: datetime.datetime, job: str | None
+    transaction: Transaction,
+    live: LiveFleet,
+    expires_before: datetime.datetime,
+    wanted: NodeFilter,
 ) -> Counts:
-    """Count the fleet; ``job``: only nodes whose last heartbeat was about this job."""
+    """Count the nodes that match."""
     is_expiring = Node.expires_at < expires_before
     query = select(Node.name, Node.state, Node.role, is_expiring, cast(Node.labels, Text))
+    query = query.where(*wanted.conditions())
     rows = transaction.connection().execute(query).all()  # Without the cost of objects.
     counts, texts = Counts(), Counter[str]()
     states = live.states(row[0] for row in rows)
     known = 0
     for (_, state, role, expires, labels), (said, is_online) in zip(rows, states, strict=True):
-        if job is not None and (said is None or said.job != job):
+        if not wanted.live.matches(said, is_online):
             continue
         counts.by_state[state] += 1
         known += is_online
@@ -82,7 +87,7 @@ def count(
         counts.add_live(said, is_online)
         counts.certificates_expiring += bool(expires)
     counts.online_not_active = known - counts.online
-    if job is None:
+    if wanted == NodeFilter():
         counts.online_not_active += max(0, len(live.online()) - known)
     counts.add_labels(texts)
     return counts

@@ -31,7 +31,7 @@ from hetertrain_cloud.console.view import Screen, View, to
 PAGE = 50
 SECONDS = 5.0
 KINDS = ("node", "claim", "job", "user", "token")
-FILTERS = ("kind", "object", "actor")
+FILTERS = ("kind", "object", "actor", "since", "until")
 PLACES = {"node": "/nodes/", "job": "/jobs/"}
 COLUMNS = (
     Column("what", "What"),
@@ -165,6 +165,13 @@ class Audit:
                 placeholder="whole name",
                 on_value=lambda value: self._ask("actor", value),
             )
+            for name, label in (("since", "From"), ("until", "Until")):
+                Field(
+                    label,
+                    self._asked[name],
+                    kind="datetime-local",
+                    on_value=lambda value, name=name: self._ask(name, value),
+                )
         with card("", "card-flush"):
             self._table = DataTable(
                 "Changes, newest first",

@@ -33,16 +33,17 @@ PAGE = 50
 JOBS = 200
 COUNT_SECONDS = 5.0
 COLUMNS = (
-    Column("name", "Node", "link"),
+    Column("name", "Node", "link", sort=True),
     Column("doing", "Does", "pill"),
     Column("tier", "Tier"),
     Column("cell", "Cell", "link"),
     Column("labels", "Labels", "labels"),
-    Column("version", "Version", "number"),
-    Column("updates", "Updates", "number"),
-    Column("bytes_up", "Sent", "bytes"),
-    Column("seen", "Last seen", "time"),
+    Column("version", "Version", "number", sort=True),
+    Column("updates", "Updates", "number", sort=True),
+    Column("bytes_up", "Sent", "bytes", sort=True),
+    Column("seen", "Last seen", "time", sort=True),
 )
+BY_NAME = ("name", False)
 Place = tuple[float, float, str]
 STATES = ("active", "pending", "revoked", "decommissioned")
 MENUS = (
@@ -119,6 +120,14 @@ def menus(counts: dict[str, Any], jobs: list[str]) -> dict[str, list[tuple[str, 
     }
 
 
+def order_in(query: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the column that an address asks to sort by, and whether the greatest comes first."""
+    name = query.get("sort", "")
+    if name not in [column.name for column in COLUMNS if column.sort]:
+        return BY_NAME
+    return name, query.get("descending") == "true"
+
+
 def _way_to_all(is_filtered: bool) -> None:
     if is_filtered:
         link("Clear filters", to("/fleet"))
@@ -130,6 +139,7 @@ class Fleet:
     def __init__(self, view: View) -> None:
         self._view = view
         self._asked = {name: view.query.get(name, "") for name in FILTERS}
+        self._order = order_in(view.query)
         self._fields: dict[str, Field] = {}
         self._saved: dict[str, str] = {}
         self._jobs: list[str] = []
@@ -162,6 +172,7 @@ class Fleet:
                 "Nodes",
                 COLUMNS,
                 on_choose=self._chosen if view.may("nodes:write") else None,
+                on_sort=self._sort,
             )
             self._none = Region(self._nothing)
             self._pager = Pager(self._turn)
@@ -194,7 +205,9 @@ class Fleet:
 
     async def _count(self) -> None:
         counts = await self._view.api.get("/fleet")
-        self._work.show(counts["by_doing"])
+        is_filtered = bool(self._given())
+        shown = await self._view.api.get("/fleet", **self._asked) if is_filtered else counts
+        self._work.show(shown["by_doing"])
         for name, options in menus(counts, self._jobs).items():
             asked = self._asked[name]
             if asked and asked not in [value for value, _ in options]:
@@ -202,15 +215,21 @@ class Fleet:
             self._fields[name].offer([("", "any"), *options])
 
     async def _refresh(self) -> None:
+        sort, descending = self._order
         page = await self._view.api.get(
-            "/nodes", limit=PAGE, cursor=self._pager.cursor, **self._asked
+            "/nodes",
+            limit=PAGE,
+            cursor=self._pager.cursor,
+            sort=sort,
+            descending=descending,
+            **self._asked,
         )
-        self._table.show([row(node) for node in page["items"]])
+        self._table.show([row(node) for node in page["items"]], self._order)
         self._none.show("" if page["items"] else urlencode(self._given()) or "all")
         first, total = PAGE * self._pager.number, page["total"]
         text = f"{first + 1:,} to {first + len(page['items']):,} of {total:,}"
         self._pager.show(text, page["next_cursor"])
-        self._address.show(urlencode(self._given()))
+        self._address.show(self._query())
         self._clear.show(bool(self._given()))
 
     async def _fold(self, event: GenericEventArguments) -> None:
@@ -235,8 +254,26 @@ class Fleet:
     def _given(self) -> dict[str, str]:
         return {name: value for name, value in self._asked.items() if value}
 
+    def _query(self) -> str:
+        """Return what the address and a saved filter keep."""
+        sort, descending = self._order
+        order = {"sort": sort, "descending": str(descending).lower()}
+        return urlencode(self._given() | (order if self._order != BY_NAME else {}))
+
     async def _ask(self, name: str, value: str) -> None:
         self._asked[name] = str(value).strip()
+        await self._pager.restart()
+        await self._view.attempt(self._count(), "")
+
+    async def _sort(self, name: str) -> None:
+        """Turn the order around; of another column of figures, the greatest come first."""
+        by, descending = self._order
+        self._order = order_in(
+            {
+                "sort": name,
+                "descending": str(not descending if by == name else name != "name").lower(),
+            }
+        )
         await self._pager.restart()
 
     async def _turn(self) -> None:
@@ -311,9 +348,11 @@ class Fleet:
         if name in self._saved:
             asked = dict(parse_qsl(self._saved[name]))
             self._asked = {key: asked.get(key, "") for key in FILTERS}
+            self._order = order_in(asked)
             for key, field in self._fields.items():
                 field.set(self._asked[key])
             await self._pager.restart()
+            await self._view.attempt(self._count(), "")
 
     def _save(self) -> None:
         with self._view.dialogs(), Modal("Save this filter") as modal:
@@ -321,7 +360,7 @@ class Fleet:
             name = Field("Name", example="charging in the north")
 
             async def keep() -> None:
-                body = {"query": urlencode(self._given())}
+                body = {"query": self._query()}
                 path = f"/me/filters/{name.value}"
                 if await self._view.attempt(self._view.api.send("PUT", path, body), "Saved."):
                     modal.close()

@@ -2,6 +2,18 @@
 
 let counter = 0;
 
+// A time stands in its control in the viewer's zone and without one; all others have it in UTC.
+function seen(kind, value) {
+  const at = new Date(value);
+  if (kind !== "datetime-local" || Number.isNaN(at.getTime())) return value;
+  return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
+}
+
+function meant(kind, value) {
+  const at = new Date(value);
+  return kind !== "datetime-local" || Number.isNaN(at.getTime()) ? value : at.toISOString();
+}
+
 export default {
   props: {
     label: String,
@@ -25,11 +37,11 @@ export default {
   emits: ["value", "settle", "enter"],
   data() {
     counter += 1;
-    return { own: this.value, key: `field-${counter}` };
+    return { own: seen(this.kind, this.value), key: `field-${counter}` };
   },
   watch: {
     value(value) {
-      this.own = value;
+      this.own = seen(this.kind, value);
     },
     // Counted, not set: a field may be called to again and again.
     async focused() {
@@ -43,11 +55,11 @@ export default {
   methods: {
     change(value) {
       this.own = value;
-      this.$emit("value", value);
+      this.$emit("value", meant(this.kind, value));
     },
     settle(value) {
       this.own = value;
-      this.$emit("settle", value);
+      this.$emit("settle", meant(this.kind, value));
     },
     focus() {
       this.$refs.control?.focus();

@@ -11,14 +11,21 @@ import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from threading import Lock
 from typing import Annotated, Any, Generic, TypeVar, cast
 
 from fastapi import Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
 from sqlalchemy import Select, delete
 from sqlalchemy.orm import Session as Transaction
 
@@ -38,6 +45,16 @@ Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0
 LabelValue = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{0,128}$")]
 Labels = Annotated[dict[Label, LabelValue], Field(max_length=16)]
 Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,128}$")]
+
+
+def _in_utc(at: datetime) -> datetime:
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("it is before the year 1 or after 9999 in UTC") from None
+
+
+Time = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 class Body(BaseModel):

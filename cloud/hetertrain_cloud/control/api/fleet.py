@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from pydantic import Field
 
 from hetertrain_cloud.control import overview
-from hetertrain_cloud.control.api.convention import ALWAYS, Body, Caller, Name, Plane, problems
+from hetertrain_cloud.control.api.convention import ALWAYS, Body, Caller, Plane, problems
 from hetertrain_cloud.control.api.nodes import asked_for
 from hetertrain_cloud.control.changes import doing_of
 from hetertrain_cloud.control.live import OFFLINE
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/api/v1", tags=["fleet"])
 
 
 class Fleet(Body):
-    """The fleet, counted. All but ``by_state`` is of active nodes, so that
+    """The nodes that match, counted. All but ``by_state`` is of active nodes, so that
     ``/nodes?state=active&tier=t1`` lists just those that ``by_tier`` counts.
     """
 
@@ -30,7 +30,8 @@ class Fleet(Body):
     by_role: dict[str, int]
     online: int
     online_not_active: int = Field(
-        description="nodes that are heard though they are revoked, or were never enrolled"
+        description="nodes that are heard though they are revoked, or, where nothing is asked for, "
+        "were never enrolled"
     )
     by_doing: dict[str, int] = Field(
         description="what nodes do; `offline`: those that are not online, or never were",
@@ -49,7 +50,7 @@ class Fleet(Body):
         examples=[{"region": {"north": 80, "south": 40}}],
     )
     certificates_expiring: int = Field(
-        description="certificates that are over within `expires_within_days`, or already"
+        description=f"certificates that are over within {EXPIRING_DAYS} days, or already"
     )
     bytes_up: int = Field(description="by nodes, each since its start")
     bytes_down: int
@@ -73,16 +74,15 @@ class Positions(Body):
 
 @router.get("/fleet", responses=problems(*ALWAYS))
 def show_fleet(
-    caller: Caller,
-    plane: Plane,
-    job: Annotated[Name | None, Query(description="only nodes that spoke of this job last")] = None,
-    expires_within_days: Annotated[int, Query(ge=0, le=3660)] = EXPIRING_DAYS,
+    caller: Caller, plane: Plane, wanted: Annotated[NodeFilter, Depends(asked_for)]
 ) -> Fleet:
-    """Count the fleet: how many nodes do what, and where; for overviews and menus of filters."""
+    """Count the fleet, or those for which all that is asked for holds: how many nodes do what, and
+    where; for overviews and menus of filters.
+    """
     caller.require("nodes:read")
-    until = plane.now() + timedelta(days=expires_within_days)
+    until = plane.now() + timedelta(days=EXPIRING_DAYS)
     with plane.database.read() as transaction:
-        counts = overview.count(transaction, plane.live, until, job)
+        counts = overview.count(transaction, plane.live, until, wanted)
     keys = sorted(counts.labels, key=lambda key: (-counts.labels[key].total(), key))
     most = overview.most
     return Fleet(

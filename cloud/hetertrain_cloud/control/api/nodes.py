@@ -19,7 +19,6 @@ from hetertrain_cloud.control.api.convention import (
     Labels,
     Limit,
     Name,
-    NameCursor,
     Page,
     Plane,
     check_revision,
@@ -34,8 +33,8 @@ from hetertrain_cloud.control.node_situation import gather
 from hetertrain_cloud.control.operators import Principal
 from hetertrain_cloud.control.plane import ControlPlane
 from hetertrain_cloud.control.problems import ProblemError, not_found
-from hetertrain_cloud.control.search import NodeFilter, find
-from hetertrain_cloud.control.tables import Job, Node
+from hetertrain_cloud.control.search import NodeFilter, Order, SortKey, find
+from hetertrain_cloud.control.tables import NAME_PATTERN, Job, Node
 
 Role = Literal["vehicle", "edge"]
 State = Literal["pending", "active", "revoked", "decommissioned"]
@@ -218,16 +217,31 @@ def list_nodes(
     caller: Caller,
     plane: Plane,
     wanted: Annotated[NodeFilter, Depends(asked_for)],
+    sort: Annotated[
+        SortKey,
+        Query(
+            description="by this, as a node said it last; `seen`: who is there is seen now. Nodes "
+            "of which it is not known come last, equals by name"
+        ),
+    ] = "name",
+    descending: Annotated[bool, Query(description="the greatest first, or the latest")] = False,
     limit: Limit = 50,
-    cursor: NameCursor = None,
+    cursor: Annotated[
+        str | None,
+        Query(
+            pattern=rf"^((-?[0-9]{{1,19}})?:)?{NAME_PATTERN}$",
+            description="next_cursor of the page before, in the same order",
+        ),
+    ] = None,
 ) -> NodePage:
-    """List nodes, by name: those for which all that is asked for holds."""
+    """List nodes: those for which all that is asked for holds."""
     caller.require("nodes:read")
+    order = Order(sort, descending)
     with plane.database.read() as transaction:
-        rows, total = find(transaction, plane.live, wanted, cursor or "", limit + 1)
-    nodes, next_cursor = page_of(rows, limit, lambda node: node.name)
+        rows, total = find(transaction, plane.live, wanted, order, cursor or "", limit + 1)
+    found, next_cursor = page_of(rows, limit, lambda row: row[1])
     return NodePage(
-        items=[_node(plane, node) for node in nodes], next_cursor=next_cursor, total=total
+        items=[_node(plane, node) for node, _ in found], next_cursor=next_cursor, total=total
     )
 
 

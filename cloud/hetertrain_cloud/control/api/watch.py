@@ -26,6 +26,7 @@ from hetertrain_cloud.control.api.convention import (
     NumberCursor,
     Page,
     Plane,
+    Time,
     listed,
     problems,
     shown_as,
@@ -88,6 +89,8 @@ def list_entries(
         str | None,
         Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,79}$", description="only what this one did"),
     ] = None,
+    since: Annotated[Time | None, Query(description="only from then on")] = None,
+    until: Annotated[Time | None, Query(description="only before then")] = None,
     limit: Limit = 50,
     cursor: NumberCursor = None,
 ) -> Page[Entry]:
@@ -102,6 +105,10 @@ def list_entries(
         query = query.where(AuditEntry.object == object)
     if actor is not None:
         query = query.where(AuditEntry.actor == actor)
+    if since is not None:
+        query = query.where(AuditEntry.at >= since)
+    if until is not None:
+        query = query.where(AuditEntry.at < until)
     with plane.database.read() as transaction:
         return listed(
             transaction, query, limit, lambda row: row.number, lambda row: shown_as(Entry, row)
