@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hetertrain.core.layout import ParameterLayout
 from hetertrain.core.update import Checkpoint
 from hetertrain.logging import get_logger
-from hetertrain.task import Task, write_tensors
+from hetertrain.task import Task, measure, write_tensors
 from hetertrain_cloud.history import Progress
 
 if TYPE_CHECKING:
@@ -83,5 +83,11 @@ class Evaluator(threading.Thread):
         """Measure one version."""
         tensors = self._layout.unflatten(checkpoint.vector, checkpoint.integers)
         write_tensors(self._model, tensors)
-        metrics = self._task.evaluate(self._model, None)
+        metrics = measure(self._task, self._model, None)
+        if not metrics:
+            get_logger().warning(
+                "nothing_measured",
+                version=checkpoint.version,
+                reason="no metric is finite: has the model diverged?",
+            )
         return Evaluated(checkpoint.version, progress, metrics)

@@ -37,6 +37,7 @@ from pydantic import SecretStr
 from hetertrain.arrays import Array, Arrays, check_arrays, layout_of_arrays
 from hetertrain.config import PREFIX, SECRET_WORDS, flag_name
 from hetertrain.core.layout import Integers, Role
+from hetertrain.core.metrics import check_metrics
 from hetertrain.errors import AgentError, SettingsError, TrainError
 from hetertrain.transport.pipe import TrainerEnd
 from hetertrain.wire.messages import TrainCommand, TrainedReport, TrainerReady, TrainFailed
@@ -48,7 +49,6 @@ LOOK_SECONDS = 1.0
 NOTICE_SECONDS = 30.0
 """Who waits so long is told what the agent last said."""
 LAST_WORDS_BYTES = 2000
-METRICS_MAX, METRIC_NAME_MAX = 32, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,15 +427,10 @@ def _checked(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return metrics that the fleet can take.
 
     Raises:
-        TrainError: a name is too long, a value is not finite, or there are too many.
+        TrainError: see ``check_metrics``; or a value is not finite.
     """
-    found = {str(name): float(value) for name, value in metrics.items()}
-    if len(found) > METRICS_MAX:
-        raise TrainError(f"{len(found)} metrics are too many: {METRICS_MAX} can be sent")
+    found = check_metrics(metrics)
     for name, value in found.items():
-        if not 0 < len(name) <= METRIC_NAME_MAX or not math.isfinite(value):
-            raise TrainError(
-                f"metric {name!r} is {value}: give a finite number, and a name of at most "
-                f"{METRIC_NAME_MAX} characters"
-            )
+        if not math.isfinite(value):
+            raise TrainError(f"metric {name!r} is {value}: give a finite number, or leave it out")
     return found

@@ -11,6 +11,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetertrain.core.layout import ParameterLayout
+from hetertrain.core.metrics import check_metrics
 from hetertrain.errors import TaskError
 
 if TYPE_CHECKING:
@@ -68,12 +70,22 @@ class Task(ABC):
     def evaluate(self, model: nn.Module, node: Node | None) -> dict[str, float]:
         """Measure the model on the node's held-out data, or on the cloud's where ``node`` is None.
 
-        The first key is the task's headline metric; higher is better.
+        The first key is the task's headline metric; higher is better. At most 32.
         """
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Build the node's local optimiser."""
+
+
+def measure(task: Task, model: nn.Module, node: Node | None) -> dict[str, float]:
+    """Evaluate a model; a metric that is not finite, as of a model that has diverged, is left out.
+
+    Raises:
+        TrainError: what the task returns are no metrics.
+    """
+    metrics = check_metrics(task.evaluate(model, node))
+    return {name: value for name, value in metrics.items() if isfinite(value)}
 
 
 def read_tensors(model: nn.Module) -> dict[str, NDArray[np.generic]]:

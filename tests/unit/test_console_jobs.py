@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetertrain_cloud.console import specification as spec
-from hetertrain_cloud.console.curves import is_better_low, lines, step
+from hetertrain_cloud.console.curves import ends, is_better_low, lines, step
 from hetertrain_cloud.console.job_parts import measured, orders_of
 from hetertrain_cloud.console.screens import compare, job, version, versions
 from hetertrain_cloud.control.jobs import JobSpecification
@@ -193,6 +193,21 @@ def test_a_job_that_has_no_measurement_is_said_to_have_none_beside_one_that_has(
 )
 def test_an_axis_is_labelled_at_whole_round_numbers(span: float, unit: str, apart: float) -> None:
     assert step(span, unit) == apart
+
+
+def test_a_few_values_that_are_far_off_do_not_make_a_flat_line_of_the_others() -> None:
+    steady = [(at, 0.9 + 0.1 * at / 100) for at in range(100)]
+    begun = [(0, -1.7), (1, 0.2), *steady[2:]]
+    assert ends({"r2": steady}) is None
+    assert ends({"r2": begun[:19]}) is None, "with few, none is an outlier"
+    found = ends({"r2": begun})
+    assert found is not None
+    assert found["max"] == steady[-1][1]
+    assert 0.8 < found["min"] < 0.9
+    # Another job's curve is no outlier, however short and far off it is.
+    assert ends({"good": begun, "bad": [(at, -1.0) for at in range(3)]}) is None
+    assert ends({"r2": [(at, 1.0) for at in range(99)] + [(99, 0.0)]}) is None, "flat anyhow"
+    assert ends({"r2": []}) is None
 
 
 def test_the_last_label_of_an_axis_has_room() -> None:

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from hetertrain.errors import TaskError
-from hetertrain.task import Node, load_task
+from hetertrain.errors import TaskError, TrainError
+from hetertrain.task import Node, load_task, measure
+from hetertrain.wire.frames import pack, unpack
 from hetertrain_lab import digits, driving
 from hetertrain_lab.digits import DigitsTask
 from hetertrain_lab.driving import DrivingTask
+from tests.builders import make_status
 
 NUM_NODES = 12
 
 
 def node(index: int = 0, of: int = NUM_NODES, seed: int = 0, **labels: str) -> Node:
     return Node(id=f"v{index}", labels={"index": str(index), "of": str(of), **labels}, seed=seed)
+
+
+class Measured(DrivingTask):
+    """Has measured something, whatever the model."""
+
+    def __init__(self, metrics: dict[Any, Any]) -> None:
+        self._metrics = metrics
+
+    def evaluate(self, model: nn.Module, node: Node | None) -> dict[str, float]:
+        del model, node
+        return self._metrics
 
 
 class MeanPredictor(nn.Module):
@@ -123,6 +138,30 @@ def test_a_node_measures_itself_with_the_headline_alone() -> None:
     task = DrivingTask()
 
     assert list(task.evaluate(task.model(), node())) == ["r2"]
+
+
+def test_what_a_diverged_model_measures_can_be_said_in_a_status() -> None:
+    values = {"lost": math.nan, "far": -math.inf, "r2": torch.tensor(0.5), "of": np.float32(2)}
+    metrics = measure(Measured(values), nn.Module(), None)
+
+    assert metrics == {"r2": 0.5, "of": 2.0}
+    message, _ = unpack(pack(make_status(metrics=metrics)))
+    assert message == make_status(metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        ({"r2": torch.ones(2)}, "'r2' is no number"),
+        ({"r2": "good"}, "'r2' is no number"),
+        ({"r" * 65: 1.0}, "at most 64"),
+        ({2: 1.0}, "called 2"),
+        ({f"r{number}": 1.0 for number in range(33)}, "33 metrics are too many"),
+    ],
+)
+def test_what_is_no_metric_is_refused_with_a_reason(metrics: dict[Any, Any], reason: str) -> None:
+    with pytest.raises(TrainError, match=reason):
+        measure(Measured(metrics), nn.Module(), None)
 
 
 def test_training_on_all_trips_explains_every_class() -> None:

@@ -23,7 +23,16 @@ from torch import nn
 
 from hetertrain.core.layout import Integers, ParameterLayout, Vector
 from hetertrain.errors import TaskError, TrainError
-from hetertrain.task import Batch, Node, Task, layout_of, load_task, read_tensors, write_tensors
+from hetertrain.task import (
+    Batch,
+    Node,
+    Task,
+    layout_of,
+    load_task,
+    measure,
+    read_tensors,
+    write_tensors,
+)
 from hetertrain.transport.pipe import TrainerEnd
 from hetertrain.wire.frames import pack
 from hetertrain.wire.messages import TrainCommand, TrainedReport, TrainerReady, TrainFailed
@@ -64,8 +73,7 @@ class Trainer:
 
     def measure(self) -> dict[str, float]:
         """Evaluate the model on the node's own held-out data."""
-        metrics = self.task.evaluate(self.model, self.node)
-        return {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
+        return measure(self.task, self.model, self.node)
 
     def vector(self) -> tuple[Vector, Integers]:
         """Copy the local model."""

@@ -9,6 +9,8 @@ from typing import Any
 COLOURS = tuple(f"var(--series-{number})" for number in range(1, 7))
 Points = Sequence[tuple[float, float]]
 INTERVALS_MAX = 6
+POINTS_MIN = 20
+"""With fewer, none is an outlier."""
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 # Up to two minutes, hours and days are written in the next smaller unit (static/format.js).
 _STEPS_SECONDS = (
@@ -53,7 +55,7 @@ def lines(
             "splitLine": {"show": False},
         }
         | _ticks(curves, along),
-        "yAxis": axis | {"type": "value", "scale": True},
+        "yAxis": axis | {"type": "value", "scale": True, "ends": ends(curves)},
         "series": [
             {
                 "type": "line",
@@ -65,6 +67,29 @@ def lines(
             }
             for name, points in curves.items()
         ],
+    }
+
+
+def ends(curves: Mapping[str, Points]) -> dict[str, float] | None:
+    """Return between which values to draw, where a few first or stray ones are so far off that all
+    others would be drawn as one flat line: from the 5th to the 95th percentile of each curve, and
+    half as much again on either side; None: between the least and the greatest.
+    """
+    least, low, high, greatest = math.inf, math.inf, -math.inf, -math.inf
+    for points in curves.values():
+        values = sorted(value for _, value in points)
+        if not values:
+            continue
+        few = len(values) // 20 if len(values) >= POINTS_MIN else 0
+        least, greatest = min(least, values[0]), max(greatest, values[-1])
+        low, high = min(low, values[few]), max(high, values[-1 - few])
+    span = high - low
+    is_below, is_above = least < low - 2 * span, greatest > high + 2 * span
+    if not 0 < span < math.inf or not (is_below or is_above):
+        return None
+    return {
+        "min": low - span / 2 if is_below else least,
+        "max": high + span / 2 if is_above else greatest,
     }
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from hetertrain.core.eligibility import RULE_CHARACTERS_MAX, RULES_MAX
+from hetertrain.core.metrics import METRIC_NAME_CHARACTERS_MAX, METRICS_MAX
 from hetertrain.core.policy import SyncPolicy, WeightPolicy
 
 NOT_ELIGIBLE = "not_eligible"
@@ -33,7 +34,8 @@ Longitude = Annotated[float, Field(ge=-180, le=180, allow_inf_nan=False)]
 Rules = Annotated[
     tuple[Annotated[str, Field(max_length=RULE_CHARACTERS_MAX)], ...], Field(max_length=RULES_MAX)
 ]
-Metrics = Annotated[dict[Name, Number], Field(max_length=32)]
+MetricName = Annotated[str, Field(min_length=1, max_length=METRIC_NAME_CHARACTERS_MAX)]
+Metrics = Annotated[dict[MetricName, Number], Field(max_length=METRICS_MAX)]
 FrozenStatistics = tuple[
     Count,
     Annotated[int, Field(ge=1, le=1 << 42)],

@@ -34,8 +34,10 @@ export default {
     fit(axis) {
       const margin = ({ min, max }) => (max - min || Math.abs(max) || 1) / 20;
       const unit = (data) => 10 ** Math.floor(Math.log10(margin(data)));
-      axis.min = (data) => Math.floor((data.min - margin(data)) / unit(data)) * unit(data);
-      axis.max = (data) => Math.ceil((data.max + margin(data)) / unit(data)) * unit(data);
+      const floor = (data) => Math.floor((data.min - margin(data)) / unit(data)) * unit(data);
+      const ceiling = (data) => Math.ceil((data.max + margin(data)) / unit(data)) * unit(data);
+      axis.min = (data) => floor(axis.ends || data);
+      axis.max = (data) => ceiling(axis.ends || data);
       axis.axisLabel = { ...axis.axisLabel, showMinLabel: false, showMaxLabel: false };
     },
     draw() {
