@@ -11,6 +11,8 @@ Points = Sequence[tuple[float, float]]
 INTERVALS_MAX = 6
 POINTS_MIN = 20
 """With fewer, none is an outlier."""
+FAR_OFF = 4
+"""An outlier is so many times as far away as most values are from each other."""
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 # Up to two minutes, hours and days are written in the next smaller unit (static/format.js).
 _STEPS_SECONDS = (
@@ -84,7 +86,7 @@ def ends(curves: Mapping[str, Points]) -> dict[str, float] | None:
         least, greatest = min(least, values[0]), max(greatest, values[-1])
         low, high = min(low, values[few]), max(high, values[-1 - few])
     span = high - low
-    is_below, is_above = least < low - 2 * span, greatest > high + 2 * span
+    is_below, is_above = least < low - FAR_OFF * span, greatest > high + FAR_OFF * span
     if not 0 < span < math.inf or not (is_below or is_above):
         return None
     return {
