@@ -107,6 +107,7 @@ export default {
     const { h } = Vue;
     const caption = h("caption", { class: "unseen" }, this.caption);
     const body = h("tbody", this.rows.map((row) => this.row(row)));
-    return h("div", { class: "table-frame" }, [h("table", { class: "table" }, [caption, this.head(), body])]);
+    const classes = ["table", this.columns.some((column) => column.sort) && "table-sortable"];
+    return h("div", { class: "table-frame" }, [h("table", { class: classes }, [caption, this.head(), body])]);
   },
 };
